@@ -1,0 +1,66 @@
+"""What is derived from a model's tables, kept on disk under a hash of them: sorted vocabularies and unions.
+
+A file that is missing, damaged or of another version is made again; a folder that cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+Tables = dict[str, npt.NDArray[np.generic]]
+
+File = IO[bytes]
+
+FORMAT = 1
+"""Part of every name; raised when what is stored changes."""
+
+log = logging.getLogger(__name__)
+
+
+def folder() -> Path:
+    """Where the cache lies: $UNISONO_CACHE, or `unisono` in the user's own cache folder."""
+    if chosen := os.environ.get("UNISONO_CACHE"):
+        return Path(chosen)
+    if local := os.environ.get("LOCALAPPDATA"):
+        return Path(local) / "unisono" / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unisono"
+
+
+def remembered(kind: str, key: str, make: Callable[[], Tables]) -> Tables:
+    """The tables under this name, from the disk or else made and put there."""
+    path = folder() / f"{kind}-{FORMAT}-{key[:32]}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return dict(stored)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
+        log.info("made again, as it cannot be read: %s (%s)", path, exc)
+    tables = make()
+    try:
+        write_whole(path, lambda file: np.savez(file, **tables))  # type: ignore[arg-type]
+    except OSError as exc:
+        log.info("not cached: %s (%s)", path, exc)
+    return tables
+
+
+def write_whole(path: Path, write: Callable[[File], None]) -> None:
+    """Write a file so that others see all of it or nothing. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
+        try:
+            write(file)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

@@ -1,0 +1,176 @@
+"""From what the user says to each member's own prompt: plain text, or a conversation through its chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from unisono.errors import PromptError, PromptTooLong, TemplateError, UnreadableByte
+from unisono.members.base import ChatTemplate, Member
+from unisono.voting.base import MemberPrompt
+
+Message = Mapping[str, str]
+"""{"role": "system" | "user" | "assistant", "content": text}."""
+
+ROLES = ("system", "user", "assistant")
+
+
+def raw_prompt(member: Member, text: str) -> MemberPrompt:
+    """Plain text for the member to go on from: its BOS, where it wants one, and its own tokens.
+
+    Raises:
+        PromptError: there is nothing to read.
+        UnreadableByte: the member's vocabulary cannot write a byte of it.
+        PromptTooLong: it does not fit the member's context.
+    """
+    vocabulary = member.vocabulary
+    dummy = " " if vocabulary.space_prefix and text else ""
+    return _checked(member, [*vocabulary.begin, *_readable(member, dummy + text)])
+
+
+def chat_prompt(member: Member, messages: Sequence[Message]) -> tuple[MemberPrompt, list[str]]:
+    """A conversation in the member's own template, up to where the assistant's turn begins, and what the user should
+    know about it. User text that spells a control token stays text; there is exactly one BOS.
+
+    A member without a template reads plain lines instead: the system message and a blank line, then `User: ...` and
+    `Assistant: ...` lines in turn, and `Assistant:` last.
+
+    Raises: as raw_prompt; and TemplateError where the template does not parse or refuses the messages.
+    """
+    for message in messages:
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            raise PromptError(f"A message needs a role ({', '.join(ROLES)}) and a content that is text, not {message!r}.")
+    template = member.chat_template
+    if template is None:
+        note = f"{member.name} has no chat template: it reads the conversation as plain 'User:' and 'Assistant:' lines."
+        return raw_prompt(member, plain_conversation(messages)), [note]
+    notes = []
+    hidden, spelled = _hide_controls(member, messages)
+    try:
+        rendered = render(template, hidden, member.name)
+    except TemplateError:
+        if len(hidden) < 2 or hidden[0]["role"] != "system":
+            raise
+        rendered = render(template, _fold_system(hidden), member.name)
+        notes = [f"{member.name}'s chat template takes no system message: it stands in the first user turn instead."]
+    ids: list[int] = []
+    for part in re.split(f"({_HIDDEN.pattern})", rendered):
+        if part in spelled:
+            ids += _readable(member, spelled[part])
+        elif part:
+            ids += member.encode(part, special=True)
+    return _checked(member, _one_bos(member, ids)), notes
+
+
+def plain_conversation(messages: Sequence[Message]) -> str:
+    """The conversation for a model that has no template.
+
+    >>> plain_conversation([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi!"}])
+    'Be brief.\\n\\nUser: Hi!\\nAssistant:'
+    """
+    out = []
+    for message in messages:
+        if message["role"] == "system":
+            out.append(f"{message['content']}\n\n")
+        else:
+            out.append(f"{message['role'].capitalize()}: {message['content']}\n")
+    return "".join(out) + "Assistant:"
+
+
+def render(template: ChatTemplate, messages: Sequence[Message], name: str) -> str:
+    """The conversation as text. Templates come with models from anywhere, so they run in jinja2's sandbox.
+
+    Raises:
+        TemplateError: it does not parse, fails, or refuses the messages.
+    """
+    import jinja2
+
+    try:
+        return _compiled(template.source).render(
+            messages=[dict(m) for m in messages], add_generation_prompt=True, **template.tokens
+        )
+    except jinja2.TemplateSyntaxError as exc:
+        raise TemplateError(f"{name}'s chat template does not parse: {exc.message} (line {exc.lineno}).") from exc
+    except Exception as exc:  # a template may fail in any way that Python can
+        raise TemplateError(f"{name}'s chat template refuses the conversation: {exc}.") from exc
+
+
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> Any:
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    def to_json(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = time.strftime
+    return environment.from_string(source)
+
+
+_HIDDEN = re.compile("\ue000[0-9]+\ue001")
+
+
+def _hide_controls(member: Member, messages: Sequence[Message]) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """The messages with every spelling of a control token replaced by a stand-in, and what each stands for."""
+    spelled: dict[str, str] = {}
+
+    def stand_in(match: re.Match[str]) -> str:
+        key = f"\ue000{len(spelled)}\ue001"
+        spelled[key] = match.group()
+        return key
+
+    # A stand-in that the user wrote is hidden as well, so that it comes out as it went in.
+    marks = [re.escape(m.decode(errors="ignore")) for m in member.vocabulary.marks.values() if m]
+    pattern = re.compile("|".join([_HIDDEN.pattern, *sorted(marks, key=len, reverse=True)]))
+    hidden = [{**m, "content": pattern.sub(stand_in, m["content"])} for m in messages]
+    return hidden, spelled
+
+
+def _fold_system(messages: Sequence[Message]) -> list[dict[str, str]]:
+    system, first, *rest = messages
+    return [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *map(dict, rest)]
+
+
+def _one_bos(member: Member, ids: list[int]) -> list[int]:
+    begin = list(member.vocabulary.begin)
+    while begin and ids[: len(begin)] == begin:
+        ids = ids[len(begin) :]
+    return begin + ids
+
+
+def _readable(member: Member, text: str) -> list[int]:
+    """The text as ids that spell it exactly."""
+    data = text.encode(errors="surrogatepass")
+    vocabulary = member.vocabulary
+    try:
+        ids = member.encode(text)
+        if vocabulary.join(ids) == data:
+            return ids
+    except ValueError:  # lone surrogates, or beyond the tokenizer
+        pass
+    # Some tokenizers drop or change what they cannot write; the pieces themselves may still spell it.
+    longest = vocabulary.longest_match(data)
+    if longest is None:
+        for at, byte in enumerate(data):
+            if byte in vocabulary.missing_bytes:
+                raise UnreadableByte(member.name, byte, at)
+        raise PromptError(f"{member.name} cannot read the prompt: its vocabulary has no way to write it.")
+    return longest
+
+
+def _checked(member: Member, ids: list[int]) -> MemberPrompt:
+    if not ids:
+        raise PromptError(f"The prompt is empty, and {member.name} has no BOS token to start from: give it some text.")
+    if len(ids) >= member.n_ctx:
+        raise PromptTooLong(member.name, len(ids), member.n_ctx)
+    return MemberPrompt(ids)

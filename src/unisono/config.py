@@ -1,0 +1,152 @@
+"""What a user writes (YAML, flags, Python), checked in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from unisono.arrays import Weights
+from unisono.errors import ConfigError, UnknownName
+
+PRESETS: dict[str, list[str]] = {"demo": ["demo:smollm2-135m", "demo:gemma3-270m"]}
+"""Ensembles by name."""
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class MemberConfig(_Checked):
+    """One member."""
+
+    model: str = Field(min_length=1)
+    """Spec: gguf:PATH, a path that ends in .gguf, or demo:NAME."""
+    weight: float | None = None
+    """Share in the pooled vote; weights are scaled to sum to 1. None for all members: equal weights."""
+    name: str | None = Field(default=None, min_length=1)
+    """What to call the member; None takes it from the spec."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads for this member; None takes the ensemble's."""
+    n_ctx: int = Field(default=4096, ge=8)
+    """Tokens its context can hold, at most what the model was trained on."""
+    n_cells: int | None = Field(default=None, ge=8)
+    """Tokens that all its contexts together can hold; None: n_ctx and one batch more."""
+    n_batch: int = Field(default=512, ge=1)
+    """Tokens read at once; longer prompts go in chunks."""
+    n_contexts: int = Field(default=64, ge=1, le=256)
+    """How many contexts can live at the same time."""
+    n_gpu_layers: int = Field(default=0, ge=-1)
+    """Layers on the GPU, where llama.cpp was built for one; -1 is all."""
+    ends: list[int] | None = None
+    """Ids that end the text, instead of those that the model names."""
+
+
+class Config(_Checked):
+    """An ensemble and how it writes."""
+
+    members: list[MemberConfig] = Field(min_length=1)
+    """The members, in order."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads for every member that names none; None: as many as llama.cpp finds good."""
+    vote: Literal["pieces"] = "pieces"
+    """Unit of voting."""
+    rule: str = "linear"
+    """How votes are pooled: linear or log-linear."""
+    max_tokens: int | None = Field(default=256, ge=1)
+    """How many pieces to write at most; null: until a context is full."""
+    stop: list[str] = []
+    """Strings that end the text; they are not part of it."""
+    chat: bool = False
+    """Give each member the prompt as a conversation, through its own chat template."""
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def checked(model: type[T], values: Any, where: str) -> T:
+    """The values as a model; `where` says in a message what they are of.
+
+    Raises:
+        UnknownName: a key that does not exist, with the nearest one that does.
+        ConfigError: a value out of range or of the wrong type.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        if first["type"] == "extra_forbidden":
+            known = MemberConfig.model_fields if "members" in path[:-1] else model.model_fields
+            raise UnknownName(f"key in {where}", path[-1], known) from exc
+        key = ".".join(path) or "the whole"
+        given = "" if first["type"] == "missing" else f", not {first['input']!r}"
+        raise ConfigError(f"{where}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}{given}.") from exc
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds, not yet checked.
+
+    Raises:
+        ConfigError: no such file, not YAML, or no mapping.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {exc.strerror}.") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(exc).split())}.") from exc
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold keys and values, such as 'members:'; it holds {type(values).__name__}.")
+    return values
+
+
+def preset(name: str) -> list[str]:
+    """The specs of an ensemble by name. Raises UnknownName."""
+    if name not in PRESETS:
+        raise UnknownName("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+def split_weight(argument: str) -> tuple[str, float | None]:
+    """SPEC or SPEC=WEIGHT, as `-m` takes it.
+
+    >>> split_weight("demo:smollm2-135m=0.3"), split_weight("a.gguf")
+    (('demo:smollm2-135m', 0.3), ('a.gguf', None))
+    """
+    spec, sign, weight = argument.rpartition("=")
+    if not sign or Path(argument.removeprefix("gguf:")).exists():
+        return argument, None
+    try:
+        return spec, float(weight)
+    except ValueError:
+        raise ConfigError(f"{weight!r} in {argument!r} is no weight: write {spec}=0.5, say.") from None
+
+
+def weights_of(given: Sequence[float | None], names: Sequence[str]) -> Weights:
+    """Weights as they pool: equal where none is given, else scaled to sum to 1.
+
+    Raises:
+        ConfigError: some are given and some are not; one is not positive or not finite; the number is wrong.
+
+    >>> weights_of([3, 1], ["a", "b"]).tolist()
+    [0.75, 0.25]
+    """
+    if len(given) != len(names):
+        raise ConfigError(f"{len(given)} weights for {len(names)} members: give one weight for each of them.")
+    if all(weight is None for weight in given):
+        return np.full(len(names), 1 / len(names))
+    for weight, name in zip(given, names, strict=True):
+        if weight is None:
+            raise ConfigError(f"{name} has no weight, but others have: give every member a weight, or none.")
+        if not (math.isfinite(weight) and weight > 0):
+            raise ConfigError(f"{name}'s weight is {weight}: weights must be positive and finite. Leave out a member to give it none.")
+    out = np.array(given, dtype=np.float64)
+    out /= out.max()  # so that huge weights do not overflow in the sum
+    return out / out.sum()

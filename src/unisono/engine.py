@@ -1,0 +1,166 @@
+"""Writing: vote, pool, choose, hear, until something ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from unisono.arrays import LogProbs, Votes
+from unisono.text import TextStream
+from unisono.voting.base import Unit, Voter
+
+Finish = Literal["end", "stop", "length", "interrupted"]
+"""Why a text is over: the ensemble ended it; a stop string came; max_tokens or a context's end was reached;
+the reader stopped reading."""
+
+
+@dataclass(frozen=True)
+class MemberVote:
+    """What one member thought of one step."""
+
+    favourite: bytes
+    """The choice it liked best; b"" is the end of the text."""
+    favourite_logprob: float
+    """Natural log of the probability it gave that."""
+    chosen_logprob: float
+    """Natural log of the probability it gave what was chosen; -inf if none."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One choice."""
+
+    piece: bytes
+    """What was chosen; b"" is the end of the text."""
+    logprob: float
+    """Natural log of its pooled probability."""
+    votes: tuple[MemberVote, ...]
+    """One a member, in the ensemble's order."""
+    text: str
+    """What can be shown now: whole characters, nothing that may turn out to be a stop string."""
+    finish: Finish | None = None
+    """Set on the last step."""
+
+
+@dataclass
+class Stats:
+    """What a text has cost so far."""
+
+    members: Sequence[str]
+    n_prompt: list[int]
+    """Tokens of the prompt, one count a member."""
+    n_steps: int = 0
+    """Choices made, END included."""
+    n_bytes: int = 0
+    """Bytes written."""
+    n_forwards: list[int] = field(default_factory=list)
+    """Forwards, one count a member."""
+    n_read: list[int] = field(default_factory=list)
+    """Tokens read by those, the prompt included."""
+    forward_s: list[float] = field(default_factory=list)
+    """Seconds inside the members' forwards."""
+    first_s: float = 0.0
+    """Seconds until the first step, reading the prompt included."""
+    first_forward_s: float = 0.0
+    """How many of those were inside the members' forwards."""
+    wall_s: float = 0.0
+    """Seconds in all, without the time that the reader of the steps took between two of them."""
+
+    @property
+    def n_pieces(self) -> int:
+        """Steps that wrote something."""
+        return self.n_steps - self.n_ends
+
+    n_ends: int = 0
+    """1 if the text was ended by the ensemble."""
+
+    @property
+    def steps_per_s(self) -> float:
+        """Steps a second after the first, or nan where there are none."""
+        return (self.n_steps - 1) / (self.wall_s - self.first_s) if self.n_steps > 1 else float("nan")
+
+    @property
+    def overhead(self) -> float:
+        """Time outside the members' forwards as a share of the time inside them, over all steps but the first."""
+        inside = sum(self.forward_s) - self.first_forward_s
+        return (self.wall_s - self.first_s) / inside - 1 if inside > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a text besides the ensemble."""
+
+    max_tokens: int | None
+    """How many steps may write something; None: until a context is full."""
+    stop: Sequence[str] = ()
+
+
+def write(
+    unit: Unit,
+    voters: Sequence[Voter],
+    pool: Callable[[Votes], LogProbs],
+    choose: Callable[[LogProbs], int],
+    limits: Limits,
+    stats: Stats,
+) -> Iterator[Step]:
+    """Yield one step per choice until the text is over. The voters already hold the prompt; they stay open."""
+    stream = TextStream(limits.stop)
+    clock = time.perf_counter
+    begun = clock()
+    while True:
+        read_pending(voters, stats)
+        votes = np.stack([voter.vote() for voter in voters])
+        pooled = pool(votes)
+        choice = choose(pooled)
+
+        piece = unit.spelled(choice)
+        stats.n_steps += 1
+        stats.n_bytes += len(piece)
+        text = stream.add(piece)
+        finish: Finish | None = None
+        if choice == unit.end:
+            stats.n_ends = 1
+            finish = "end"
+        elif stream.stopped:
+            finish = "stop"
+        elif limits.max_tokens is not None and stats.n_pieces >= limits.max_tokens:
+            finish = "length"
+        else:
+            for voter in voters:
+                voter.hear(choice)
+            if any(voter.n_tokens > voter.member.n_ctx for voter in voters):
+                finish = "length"
+        if finish:
+            text += stream.finish()
+        thoughts = tuple(_thought(unit, vote, choice) for vote in votes)
+        step = Step(piece, float(pooled[choice]), thoughts, text, finish)
+        now = clock()
+        stats.wall_s += now - begun
+        if stats.n_steps == 1:
+            stats.first_s, stats.first_forward_s = stats.wall_s, sum(stats.forward_s)
+        yield step
+        if finish:
+            return
+        begun = clock()
+
+
+def read_pending(voters: Sequence[Voter], stats: Stats) -> None:
+    """One forward a member for all that its voters wait for."""
+    for number, voter in enumerate(voters):
+        feeds = voter.pending()
+        if feeds:
+            before = time.perf_counter()
+            logits = voter.member.forward(feeds)
+            stats.forward_s[number] += time.perf_counter() - before
+            stats.n_forwards[number] += 1
+            stats.n_read[number] += sum(len(feed.ids) for feed in feeds)
+            voter.read(logits)
+
+
+def _thought(unit: Unit, vote: LogProbs, choice: int) -> MemberVote:
+    best = int(vote.argmax())
+    return MemberVote(unit.spelled(best), float(vote[best]), float(vote[choice]))

@@ -1,0 +1,187 @@
+"""Members, weights, unit of voting and rule in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from unisono import chat
+from unisono.config import Config, MemberConfig, checked, weights_of
+from unisono.engine import Finish, Limits, Stats, Step, write
+from unisono.errors import UnknownName
+from unisono.members.base import Member
+from unisono.pooling import RULES
+from unisono.registry import open_member, short_name
+from unisono.sampling import greedy
+from unisono.voting.base import MemberPrompt, Unit, Voter
+from unisono.voting.pieces import PieceVoting
+
+
+class Ensemble:
+    """Several models that write one text together.
+
+    Use it as a context manager, or call `close()`, to free the models early.
+    """
+
+    def __init__(self, members: Sequence[Member], weights: Sequence[float] | None = None, *, rule: str = "linear") -> None:
+        """From members that are already open; `load` opens them from specs.
+
+        Raises:
+            ConfigError: weights that are not positive and finite, or not one a member.
+            UnknownName: no such rule.
+        """
+        self.members = tuple(members)
+        self.names = tuple(member.name for member in self.members)
+        self.weights = weights_of([None] * len(self.members) if weights is None else list(weights), self.names)
+        if rule not in RULES:
+            raise UnknownName("rule", rule, RULES)
+        self.rule = rule
+        self._pool = partial(RULES[rule], weights=self.weights)
+        self.unit: Unit = PieceVoting(self.members)
+
+    @classmethod
+    def load(
+        cls, models: Sequence[str | MemberConfig], weights: Sequence[float] | None = None, **options: Any
+    ) -> Ensemble:
+        """Open members from specs such as "demo:smollm2-135m" or "gguf:PATH"; options are those of `Config`
+        (threads, rule) and, for all members alike, those of `MemberConfig` (n_ctx and so on).
+
+        Raises:
+            EnsembleError: whatever is wrong, with the mend.
+        """
+        for_members = {key: options.pop(key) for key in list(options) if key in MemberConfig.model_fields and key != "threads"}
+        members = [m if isinstance(m, MemberConfig) else {"model": m, **for_members} for m in models]
+        config = checked(Config, {"members": members, **options}, "the options")
+        return cls.from_config(config, weights)
+
+    @classmethod
+    def from_config(cls, config: Config, weights: Sequence[float] | None = None) -> Ensemble:
+        """Open the members that a configuration names. Raises EnsembleError."""
+        names = _distinct([m.name or short_name(m.model) for m in config.members])
+        given = [m.weight for m in config.members] if weights is None else list(weights)
+        shares = weights_of(given, names)  # before any model is opened, which takes long
+        if config.rule not in RULES:
+            raise UnknownName("rule", config.rule, RULES)
+        opened: list[Member] = []
+        try:
+            for member, name in zip(config.members, names, strict=True):
+                threads = member.threads if member.threads is not None else config.threads
+                opened.append(open_member(member.model_copy(update={"threads": threads}), name))
+            return cls(opened, shares.tolist(), rule=config.rule)
+        except BaseException:
+            for open_one in opened:
+                open_one.close()
+            raise
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[chat.Message] | None = None,
+        max_tokens: int | None = 256,
+        stop: Sequence[str] = (),
+    ) -> Generation:
+        """Write on from a prompt, or answer the last of several messages; the members write greedily, every step.
+
+        Args:
+            prompt: Plain text to go on from.
+            messages: Instead of a prompt: a conversation, which each member gets through its own chat template.
+            max_tokens: How many pieces to write at most; None: until a context is full.
+            stop: Strings that end the text; they are not part of it.
+
+        Raises:
+            PromptError: the prompt cannot be read; nothing has been written then.
+            CacheFull, BadLogits: while iterating; what was written before stays.
+        """
+        if (prompt is None) == (messages is None):
+            raise TypeError("give a prompt or messages, and not both")
+        notes: list[str] = []
+        prompts: list[MemberPrompt] = []
+        for member in self.members:
+            if messages is not None:
+                own, said = chat.chat_prompt(member, messages)
+                notes += said
+            else:
+                assert prompt is not None
+                own = chat.raw_prompt(member, prompt)
+            prompts.append(own)
+        return Generation(self, prompts, Limits(max_tokens, tuple(stop)), notes)
+
+    def close(self) -> None:
+        """Free the models."""
+        for member in self.members:
+            member.close()
+
+    def __enter__(self) -> Ensemble:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Generation(Iterator[Step]):
+    """A text being written: iterate over its steps, or call `run()` to get it whole."""
+
+    def __init__(self, ensemble: Ensemble, prompts: Sequence[MemberPrompt], limits: Limits, notes: Sequence[str]) -> None:
+        n = len(prompts)
+        self.notes = notes
+        """What the user should know about how the prompt was read."""
+        self.text = ""
+        """What has been written so far and can be shown."""
+        self.finish: Finish | None = None
+        """Why the text is over, once it is."""
+        self.stats = Stats(ensemble.names, [len(p.ids) for p in prompts], 0, 0, [0] * n, [0] * n, [0.0] * n)
+        self._voters: list[Voter] = []
+        try:
+            for number, prompt in enumerate(prompts):
+                self._voters.append(ensemble.unit.voter(number, prompt))
+        except BaseException:
+            self.close()
+            raise
+        self._steps = write(ensemble.unit, self._voters, ensemble._pool, greedy, limits, self.stats)
+
+    def __next__(self) -> Step:
+        try:
+            step = next(self._steps)
+        except BaseException:
+            self.close()
+            raise
+        self.text += step.text
+        if step.finish:
+            self.finish = step.finish
+            self.close()
+        return step
+
+    def run(self) -> str:
+        """Write to the end; the text."""
+        for _ in self:
+            pass
+        return self.text
+
+    def close(self) -> None:
+        """Let go of the members' contexts; the text stays. Done by itself at the end."""
+        for voter in self._voters:
+            voter.close()
+        self._voters = []
+
+    def __del__(self) -> None:
+        if getattr(self, "_voters", None):
+            self.close()
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names, with -2, -3 after those that came before.
+
+    >>> _distinct(["a", "b", "a"])
+    ['a', 'b', 'a-2']
+    """
+    out: list[str] = []
+    for name in names:
+        n, unique = 1, name
+        while unique in out:
+            n += 1
+            unique = f"{name}-{n}"
+        out.append(unique)
+    return out

@@ -1,0 +1,1 @@
+"""Members: one file a backend, none knows another."""

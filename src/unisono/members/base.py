@@ -1,0 +1,80 @@
+"""What every member promises. The contract test in tests/contract runs over each backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from unisono.arrays import Logits
+from unisono.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Ids for one context to read."""
+
+    context: int
+    """Which line of tokens."""
+    at: int
+    """Position of the first id; whatever the context holds from there on is dropped."""
+    ids: Sequence[int]
+    rows: int = 1
+    """How many trailing positions want their logits (0: only read)."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A model's own way to write a conversation."""
+
+    source: str
+    """jinja2."""
+    tokens: Mapping[str, str]
+    """What the template may refer to, such as bos_token and eos_token, spelled out."""
+
+
+class Member(Protocol):
+    """One model with its tokenizer and its contexts. It speaks its own ids and knows nothing of the others."""
+
+    @property
+    def name(self) -> str:
+        """What people call it; differs from the other members' names."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Every id's piece and kind."""
+
+    @property
+    def n_ctx(self) -> int:
+        """How many tokens one context can hold."""
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own chat template, or None where it has none."""
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The text as ids, as if it went on from other text: no BOS, no dummy space.
+
+        With `special`, the spelling of a control token becomes that token; without, it stays text.
+        """
+
+    def new(self) -> int:
+        """An empty context. Raises CacheFull if the member has no more."""
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Logits]:
+        """Read ids into contexts, each from its own position on; float[rows, n_ids] for each feed.
+
+        What a context held from `feed.at` on is dropped first, so going on, going back and catching up are one
+        verb. A context may stand in one feed of a call only; `feed.at` is at most what it holds; `feed.ids` is
+        not empty. Either every feed is read, or the call raises (CacheFull, BackendError) and no context has
+        changed. The arrays may be views that the next forward overwrites: reduce or copy them before.
+        """
+
+    def fork(self, context: int, at: int) -> int:
+        """A new context that shares the first `at` tokens of another. Raises CacheFull if there are no more."""
+
+    def drop(self, context: int) -> None:
+        """Forget a context; its number may be used again."""
+
+    def close(self) -> None:
+        """Free the model. The member cannot be used afterwards; closing twice is harmless."""
