@@ -1,6 +1,7 @@
 """Names for the arrays that go between the parts, each with its shape and unit.
 
-Log-probabilities and logits are natural logs. Arrays that a function receives are left as they were.
+Votes are probabilities, so that pooling is the plain sum of the paper; logs appear where people and clients read them,
+and are natural logs. Arrays that a function receives are left as they were.
 """
 
 from __future__ import annotations
@@ -25,23 +26,11 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Logits: TypeAlias = FloatArray
 """[rows, n_ids]: what a member's forward returns, one row a position; not normalised."""
 
-LogProbs: TypeAlias = FloatArray
-"""[n_choices]: natural logs of a distribution; exp sums to 1; -inf is impossible."""
+Probs: TypeAlias = FloatArray
+"""[n_choices]: a distribution; sums to 1."""
 
 Votes: TypeAlias = FloatArray
-"""[n_members, n_choices]: one row of log-probabilities a member."""
+"""[n_members, n_choices]: one distribution a member."""
 
 Weights: TypeAlias = npt.NDArray[np.float64]
 """float64[n_members]: positive, sums to 1."""
-
-
-def log_sum_exp(values: FloatArray) -> float:
-    """The log of the sum of exps of float[n]; -inf where all are.
-
-    >>> round(log_sum_exp(np.log([0.25, 0.5])), 6) == round(float(np.log(0.75)), 6)
-    True
-    """
-    top = values.max(initial=-np.inf)
-    if not np.isfinite(top):
-        return float(top)
-    return float(top) + float(np.log(np.exp(values - top).sum(dtype=np.float64)))

@@ -8,15 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-Tables = dict[str, npt.NDArray[np.generic]]
+Tables = dict[str, npt.NDArray[Any]]
 
 File = IO[bytes]
 
@@ -39,11 +38,12 @@ def remembered(kind: str, key: str, make: Callable[[], Tables]) -> Tables:
     """The tables under this name, from the disk or else made and put there."""
     path = folder() / f"{kind}-{FORMAT}-{key[:32]}.npz"
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # numpy leaves a file open that it opened itself and found damaged
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
+    except Exception as exc:  # a damaged zip file may fail in any way
         log.info("made again, as it cannot be read: %s (%s)", path, exc)
     tables = make()
     try:

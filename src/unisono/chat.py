@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from unisono.errors import PromptError, PromptTooLong, TemplateError, UnreadableByte
 from unisono.members.base import ChatTemplate, Member
+from unisono.text import split_characters
 from unisono.voting.base import MemberPrompt
 
 Message = Mapping[str, str]
@@ -18,9 +19,13 @@ Message = Mapping[str, str]
 
 ROLES = ("system", "user", "assistant")
 
+PLAIN_STOP = "\nUser:"
+"""What ends a reply where a member reads plain lines: such a member goes on with the next question by itself."""
 
-def raw_prompt(member: Member, text: str) -> MemberPrompt:
-    """Plain text for the member to go on from: its BOS, where it wants one, and its own tokens.
+
+def raw_prompt(member: Member, text: str | bytes, heal: bool = True) -> MemberPrompt:
+    """Plain text for the member to go on from: its BOS, where it wants one, and its own tokens. Bytes may end inside a
+    character. With `heal`, the last token may turn out to be the beginning of a longer one.
 
     Raises:
         PromptError: there is nothing to read.
@@ -28,8 +33,16 @@ def raw_prompt(member: Member, text: str) -> MemberPrompt:
         PromptTooLong: it does not fit the member's context.
     """
     vocabulary = member.vocabulary
-    dummy = " " if vocabulary.space_prefix and text else ""
-    return _checked(member, [*vocabulary.begin, *_readable(member, dummy + text)])
+    try:
+        data = text if isinstance(text, bytes) else text.encode()
+        whole, tail = split_characters(data)
+    except UnicodeError as exc:
+        raise PromptError(f"The prompt is no valid Unicode text: {exc}.") from exc
+    for at, byte in enumerate(tail, len(data) - len(tail)):
+        if byte in vocabulary.missing_bytes:
+            raise UnreadableByte(member.name, byte, at)
+    dummy = " " if vocabulary.space_prefix and whole else ""
+    return _checked(member, [*vocabulary.begin, *readable(member, dummy + whole)], tail, heal)
 
 
 def chat_prompt(member: Member, messages: Sequence[Message]) -> tuple[MemberPrompt, list[str]]:
@@ -43,11 +56,22 @@ def chat_prompt(member: Member, messages: Sequence[Message]) -> tuple[MemberProm
     """
     for message in messages:
         if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-            raise PromptError(f"A message needs a role ({', '.join(ROLES)}) and a content that is text, not {message!r}.")
+            raise PromptError(
+                f"A message needs a role ({', '.join(ROLES)}) and a content that is text, not {message!r}."
+            )
     template = member.chat_template
     if template is None:
-        note = f"{member.name} has no chat template: it reads the conversation as plain 'User:' and 'Assistant:' lines."
-        return raw_prompt(member, plain_conversation(messages)), [note]
+        note = (
+            f"{member.name} has no chat template: it reads the conversation as plain 'User:' and 'Assistant:' lines,"
+            " and a line that begins with 'User:' ends the reply."
+        )
+        return raw_prompt(member, plain_conversation(messages), heal=False), [note]
+    for message in messages:
+        try:
+            message["content"].encode()
+        except UnicodeError as exc:
+            raise PromptError(f"The prompt is no valid Unicode text: {exc}.") from exc
+        readable(member, message["content"])  # or else: a tokenizer may drop in silence what it cannot write
     notes = []
     hidden, spelled = _hide_controls(member, messages)
     try:
@@ -60,7 +84,7 @@ def chat_prompt(member: Member, messages: Sequence[Message]) -> tuple[MemberProm
     ids: list[int] = []
     for part in re.split(f"({_HIDDEN.pattern})", rendered):
         if part in spelled:
-            ids += _readable(member, spelled[part])
+            ids += readable(member, spelled[part])
         elif part:
             ids += member.encode(part, special=True)
     return _checked(member, _one_bos(member, ids)), notes
@@ -90,9 +114,9 @@ def render(template: ChatTemplate, messages: Sequence[Message], name: str) -> st
     import jinja2
 
     try:
-        return _compiled(template.source).render(
-            messages=[dict(m) for m in messages], add_generation_prompt=True, **template.tokens
-        )
+        conversation = [dict(m) for m in messages]
+        text = _compiled(template.source).render(messages=conversation, add_generation_prompt=True, **template.tokens)
+        return str(text)
     except jinja2.TemplateSyntaxError as exc:
         raise TemplateError(f"{name}'s chat template does not parse: {exc.message} (line {exc.lineno}).") from exc
     except Exception as exc:  # a template may fail in any way that Python can
@@ -130,7 +154,7 @@ def _hide_controls(member: Member, messages: Sequence[Message]) -> tuple[list[di
         return key
 
     # A stand-in that the user wrote is hidden as well, so that it comes out as it went in.
-    marks = [re.escape(m.decode(errors="ignore")) for m in member.vocabulary.marks.values() if m]
+    marks = [re.escape(mark) for m in member.vocabulary.marks.values() if (mark := m.decode(errors="ignore"))]
     pattern = re.compile("|".join([_HIDDEN.pattern, *sorted(marks, key=len, reverse=True)]))
     hidden = [{**m, "content": pattern.sub(stand_in, m["content"])} for m in messages]
     return hidden, spelled
@@ -148,7 +172,7 @@ def _one_bos(member: Member, ids: list[int]) -> list[int]:
     return begin + ids
 
 
-def _readable(member: Member, text: str) -> list[int]:
+def readable(member: Member, text: str) -> list[int]:
     """The text as ids that spell it exactly."""
     data = text.encode(errors="surrogatepass")
     vocabulary = member.vocabulary
@@ -168,9 +192,9 @@ def _readable(member: Member, text: str) -> list[int]:
     return longest
 
 
-def _checked(member: Member, ids: list[int]) -> MemberPrompt:
+def _checked(member: Member, ids: list[int], tail: bytes = b"", heal: bool = False) -> MemberPrompt:
     if not ids:
         raise PromptError(f"The prompt is empty, and {member.name} has no BOS token to start from: give it some text.")
-    if len(ids) >= member.n_ctx:
+    if len(ids) + len(tail) >= member.n_ctx:
         raise PromptTooLong(member.name, len(ids), member.n_ctx)
-    return MemberPrompt(ids)
+    return MemberPrompt(ids, tail, heal)

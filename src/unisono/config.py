@@ -53,17 +53,27 @@ class Config(_Checked):
     """The members, in order."""
     threads: int | None = Field(default=None, ge=1)
     """Threads for every member that names none; None: as many as llama.cpp finds good."""
-    vote: Literal["pieces"] = "pieces"
-    """Unit of voting."""
+    vote: Literal["bytes", "pieces"] = "bytes"
+    """Unit of voting: bytes, exact across tokenizers, or pieces, GaC as published."""
+    epsilon: float = Field(default=0.01, ge=0, lt=1)
+    """In voting on bytes, the share below which one of a member's branches is dropped; 0 is exact and slow."""
+    utf8: bool = True
+    """In voting on bytes, mask what cannot go on with valid UTF-8."""
+    heal: bool = True
+    """In voting on bytes, let the prompt's last token be the beginning of a longer one."""
     rule: str = "linear"
     """How votes are pooled: linear or log-linear."""
     max_tokens: int | None = Field(default=256, ge=1)
-    """How many pieces to write at most; null: until a context is full."""
+    """How many tokens to write at most: whole tokens of the first member, or pieces in voting on pieces; null: until a
+    context is full."""
     stop: list[str] = []
     """Strings that end the text; they are not part of it."""
     chat: bool = False
     """Give each member the prompt as a conversation, through its own chat template."""
 
+
+SMALLEST_SHARE = 1e-30
+"""Of the largest weight: well above where single precision makes a weight 0, and 0 times log 0 is nan."""
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -133,11 +143,14 @@ def weights_of(given: Sequence[float | None], names: Sequence[str]) -> Weights:
     """Weights as they pool: equal where none is given, else scaled to sum to 1.
 
     Raises:
-        ConfigError: some are given and some are not; one is not positive or not finite; the number is wrong.
+        ConfigError: some are given and some are not; one is not positive, not finite, or next to nothing beside the
+            largest; the number is wrong; there are no members.
 
     >>> weights_of([3, 1], ["a", "b"]).tolist()
     [0.75, 0.25]
     """
+    if not names:
+        raise ConfigError("An ensemble needs at least one member.")
     if len(given) != len(names):
         raise ConfigError(f"{len(given)} weights for {len(names)} members: give one weight for each of them.")
     if all(weight is None for weight in given):
@@ -146,7 +159,12 @@ def weights_of(given: Sequence[float | None], names: Sequence[str]) -> Weights:
         if weight is None:
             raise ConfigError(f"{name} has no weight, but others have: give every member a weight, or none.")
         if not (math.isfinite(weight) and weight > 0):
-            raise ConfigError(f"{name}'s weight is {weight}: weights must be positive and finite. Leave out a member to give it none.")
-    out = np.array(given, dtype=np.float64)
+            raise ConfigError(
+                f"{name}'s weight is {weight}: weights must be positive and finite. Leave out a member to give it none."
+            )
+    out: Weights = np.array(given, dtype=np.float64)
     out /= out.max()  # so that huge weights do not overflow in the sum
+    if out.min() < SMALLEST_SHARE:
+        name = names[int(out.argmin())]
+        raise ConfigError(f"{name}'s weight is next to nothing beside the largest: leave out a member to give it none.")
     return out / out.sum()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
-from unisono.arrays import LogProbs, Votes
+from unisono.arrays import Probs, Votes
 from unisono.text import TextStream
 from unisono.voting.base import Unit, Voter
 
@@ -55,6 +54,8 @@ class Stats:
     """Tokens of the prompt, one count a member."""
     n_steps: int = 0
     """Choices made, END included."""
+    n_tokens: int = 0
+    """Tokens written, as max_tokens counts them: pieces, or in voting on bytes whole tokens of the first member."""
     n_bytes: int = 0
     """Bytes written."""
     n_forwards: list[int] = field(default_factory=list)
@@ -65,23 +66,18 @@ class Stats:
     """Seconds inside the members' forwards."""
     first_s: float = 0.0
     """Seconds until the first step, reading the prompt included."""
+    first_tokens: int = 0
+    """Tokens that the first step wrote."""
     first_forward_s: float = 0.0
     """How many of those were inside the members' forwards."""
     wall_s: float = 0.0
     """Seconds in all, without the time that the reader of the steps took between two of them."""
 
     @property
-    def n_pieces(self) -> int:
-        """Steps that wrote something."""
-        return self.n_steps - self.n_ends
-
-    n_ends: int = 0
-    """1 if the text was ended by the ensemble."""
-
-    @property
-    def steps_per_s(self) -> float:
-        """Steps a second after the first, or nan where there are none."""
-        return (self.n_steps - 1) / (self.wall_s - self.first_s) if self.n_steps > 1 else float("nan")
+    def tokens_per_s(self) -> float:
+        """Tokens a second after the first step, or nan where there are none."""
+        written = self.n_tokens - self.first_tokens
+        return written / (self.wall_s - self.first_s) if self.n_steps > 1 else float("nan")
 
     @property
     def overhead(self) -> float:
@@ -95,15 +91,15 @@ class Limits:
     """What ends a text besides the ensemble."""
 
     max_tokens: int | None
-    """How many steps may write something; None: until a context is full."""
+    """How many tokens to write at most, counted as Stats.n_tokens; None: until a context is full."""
     stop: Sequence[str] = ()
 
 
 def write(
     unit: Unit,
     voters: Sequence[Voter],
-    pool: Callable[[Votes], LogProbs],
-    choose: Callable[[LogProbs], int],
+    pool: Callable[[Votes], Probs],
+    choose: Callable[[Probs], int],
     limits: Limits,
     stats: Stats,
 ) -> Iterator[Step]:
@@ -113,7 +109,7 @@ def write(
     begun = clock()
     while True:
         read_pending(voters, stats)
-        votes = np.stack([voter.vote() for voter in voters])
+        votes = unit.ballot(voters)
         pooled = pool(votes)
         choice = choose(pooled)
 
@@ -123,25 +119,25 @@ def write(
         text = stream.add(piece)
         finish: Finish | None = None
         if choice == unit.end:
-            stats.n_ends = 1
             finish = "end"
-        elif stream.stopped:
-            finish = "stop"
-        elif limits.max_tokens is not None and stats.n_pieces >= limits.max_tokens:
-            finish = "length"
         else:
             for voter in voters:
                 voter.hear(choice)
-            if any(voter.n_tokens > voter.member.n_ctx for voter in voters):
+            stats.n_tokens = unit.n_tokens(voters, stats.n_steps)
+            enough = limits.max_tokens is not None and stats.n_tokens >= limits.max_tokens
+            if stream.stopped:
+                finish = "stop"
+            elif enough or any(voter.n_tokens > voter.member.n_ctx for voter in voters):
                 finish = "length"
         if finish:
             text += stream.finish()
         thoughts = tuple(_thought(unit, vote, choice) for vote in votes)
-        step = Step(piece, float(pooled[choice]), thoughts, text, finish)
+        step = Step(piece, _log(pooled[choice]), thoughts, text, finish)
         now = clock()
         stats.wall_s += now - begun
         if stats.n_steps == 1:
             stats.first_s, stats.first_forward_s = stats.wall_s, sum(stats.forward_s)
+            stats.first_tokens = stats.n_tokens
         yield step
         if finish:
             return
@@ -151,8 +147,7 @@ def write(
 def read_pending(voters: Sequence[Voter], stats: Stats) -> None:
     """One forward a member for all that its voters wait for."""
     for number, voter in enumerate(voters):
-        feeds = voter.pending()
-        if feeds:
+        while feeds := voter.pending():
             before = time.perf_counter()
             logits = voter.member.forward(feeds)
             stats.forward_s[number] += time.perf_counter() - before
@@ -161,6 +156,10 @@ def read_pending(voters: Sequence[Voter], stats: Stats) -> None:
             voter.read(logits)
 
 
-def _thought(unit: Unit, vote: LogProbs, choice: int) -> MemberVote:
+def _thought(unit: Unit, vote: Probs, choice: int) -> MemberVote:
     best = int(vote.argmax())
-    return MemberVote(unit.spelled(best), float(vote[best]), float(vote[choice]))
+    return MemberVote(unit.spelled(best), _log(vote[best]), _log(vote[choice]))
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0 else -math.inf

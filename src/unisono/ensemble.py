@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 from unisono import chat
+from unisono.arrays import Probs, Votes
 from unisono.config import Config, MemberConfig, checked, weights_of
 from unisono.engine import Finish, Limits, Stats, Step, write
-from unisono.errors import UnknownName
+from unisono.errors import ConfigError, UnknownName
 from unisono.members.base import Member
 from unisono.pooling import RULES
 from unisono.registry import open_member, short_name
 from unisono.sampling import greedy
+from unisono.score import Score, score_bytes
 from unisono.voting.base import MemberPrompt, Unit, Voter
+from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting
 from unisono.voting.pieces import PieceVoting
 
 
@@ -25,21 +27,36 @@ class Ensemble:
     Use it as a context manager, or call `close()`, to free the models early.
     """
 
-    def __init__(self, members: Sequence[Member], weights: Sequence[float] | None = None, *, rule: str = "linear") -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        weights: Sequence[float] | None = None,
+        *,
+        vote: str = "bytes",
+        rule: str = "linear",
+        epsilon: float = EPSILON,
+        utf8: bool = True,
+    ) -> None:
         """From members that are already open; `load` opens them from specs.
 
         Raises:
             ConfigError: weights that are not positive and finite, or not one a member.
-            UnknownName: no such rule.
+            UnknownName: no such rule or unit of voting.
         """
         self.members = tuple(members)
         self.names = tuple(member.name for member in self.members)
         self.weights = weights_of([None] * len(self.members) if weights is None else list(weights), self.names)
         if rule not in RULES:
             raise UnknownName("rule", rule, RULES)
+        if vote not in ("bytes", "pieces"):
+            raise UnknownName("unit of voting", vote, ("bytes", "pieces"))
         self.rule = rule
-        self._pool = partial(RULES[rule], weights=self.weights)
-        self.unit: Unit = PieceVoting(self.members)
+        self.unit: Unit = (
+            PieceVoting(self.members) if vote == "pieces" else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
+        )
+
+    def _pool(self, votes: Votes) -> Probs:
+        return RULES[self.rule](votes, self.weights)
 
     @classmethod
     def load(
@@ -51,7 +68,9 @@ class Ensemble:
         Raises:
             EnsembleError: whatever is wrong, with the mend.
         """
-        for_members = {key: options.pop(key) for key in list(options) if key in MemberConfig.model_fields and key != "threads"}
+        for_members = {
+            key: options.pop(key) for key in list(options) if key in MemberConfig.model_fields and key != "threads"
+        }
         members = [m if isinstance(m, MemberConfig) else {"model": m, **for_members} for m in models]
         config = checked(Config, {"members": members, **options}, "the options")
         return cls.from_config(config, weights)
@@ -69,7 +88,14 @@ class Ensemble:
             for member, name in zip(config.members, names, strict=True):
                 threads = member.threads if member.threads is not None else config.threads
                 opened.append(open_member(member.model_copy(update={"threads": threads}), name))
-            return cls(opened, shares.tolist(), rule=config.rule)
+            return cls(
+                opened,
+                shares.tolist(),
+                vote=config.vote,
+                rule=config.rule,
+                epsilon=config.epsilon,
+                utf8=config.utf8,
+            )
         except BaseException:
             for open_one in opened:
                 open_one.close()
@@ -77,26 +103,32 @@ class Ensemble:
 
     def generate(
         self,
-        prompt: str | None = None,
+        prompt: str | bytes | None = None,
         *,
         messages: Sequence[chat.Message] | None = None,
         max_tokens: int | None = 256,
         stop: Sequence[str] = (),
+        heal: bool = True,
     ) -> Generation:
         """Write on from a prompt, or answer the last of several messages; the members write greedily, every step.
 
         Args:
             prompt: Plain text to go on from.
             messages: Instead of a prompt: a conversation, which each member gets through its own chat template.
-            max_tokens: How many pieces to write at most; None: until a context is full.
+            max_tokens: How many tokens to write at most: whole tokens of the first member, or pieces in voting on
+                pieces; None: until a context is full.
             stop: Strings that end the text; they are not part of it.
+            heal: In voting on bytes, let the last token of a plain prompt be the beginning of a longer one.
 
         Raises:
             PromptError: the prompt cannot be read; nothing has been written then.
+            ConfigError: max_tokens is less than 1.
             CacheFull, BadLogits: while iterating; what was written before stays.
         """
         if (prompt is None) == (messages is None):
             raise TypeError("give a prompt or messages, and not both")
+        if max_tokens is not None and max_tokens < 1:
+            raise ConfigError(f"max_tokens is {max_tokens}: give at least 1, or None to write until a context is full.")
         notes: list[str] = []
         prompts: list[MemberPrompt] = []
         for member in self.members:
@@ -105,9 +137,39 @@ class Ensemble:
                 notes += said
             else:
                 assert prompt is not None
-                own = chat.raw_prompt(member, prompt)
+                own = chat.raw_prompt(member, prompt, heal)
             prompts.append(own)
-        return Generation(self, prompts, Limits(max_tokens, tuple(stop)), notes)
+        stops = tuple(stop)
+        if messages is not None and any(member.chat_template is None for member in self.members):
+            stops += (chat.PLAIN_STOP,)
+        return Generation(self, prompts, Limits(max_tokens, stops), notes)
+
+    def score(
+        self, prompt: str | bytes, continuation: str | bytes, progress: Callable[[int], None] = lambda n_bytes: None
+    ) -> Score:
+        """The log-probability of a continuation of the prompt, under the ensemble and under each member.
+
+        Args:
+            prompt: What comes before; not empty where a member has no BOS token.
+            continuation: What is scored; both together are UTF-8.
+            progress: Is told from time to time how many bytes are done.
+
+        Raises:
+            ConfigError: the ensemble votes on pieces; scores are of bytes.
+            PromptError: the prompt or the continuation cannot be read.
+            CacheFull: both do not fit a member's context; see `unisono.score.windows`.
+        """
+        if not isinstance(self.unit, ByteVoting):
+            raise ConfigError("Only an ensemble that votes on bytes can score a text: use vote='bytes'.")
+        data = continuation.encode() if isinstance(continuation, str) else continuation
+        voters: list[ByteVoter] = []
+        try:
+            for number, member in enumerate(self.members):
+                voters.append(self.unit.voter(number, chat.raw_prompt(member, prompt)))
+            return score_bytes(self.unit, voters, self._pool, data, progress)
+        finally:
+            for voter in voters:
+                voter.close()
 
     def close(self) -> None:
         """Free the models."""
@@ -117,14 +179,18 @@ class Ensemble:
     def __enter__(self) -> Ensemble:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 class Generation(Iterator[Step]):
     """A text being written: iterate over its steps, or call `run()` to get it whole."""
 
-    def __init__(self, ensemble: Ensemble, prompts: Sequence[MemberPrompt], limits: Limits, notes: Sequence[str]) -> None:
+    def __init__(
+        self, ensemble: Ensemble, prompts: Sequence[MemberPrompt], limits: Limits, notes: Sequence[str]
+    ) -> None:
         n = len(prompts)
         self.notes = notes
         """What the user should know about how the prompt was read."""
@@ -132,7 +198,13 @@ class Generation(Iterator[Step]):
         """What has been written so far and can be shown."""
         self.finish: Finish | None = None
         """Why the text is over, once it is."""
-        self.stats = Stats(ensemble.names, [len(p.ids) for p in prompts], 0, 0, [0] * n, [0] * n, [0.0] * n)
+        self.stats = Stats(
+            ensemble.names,
+            [len(p.ids) for p in prompts],
+            n_forwards=[0] * n,
+            n_read=[0] * n,
+            forward_s=[0.0] * n,
+        )
         self._voters: list[Voter] = []
         try:
             for number, prompt in enumerate(prompts):
@@ -161,7 +233,8 @@ class Generation(Iterator[Step]):
         return self.text
 
     def close(self) -> None:
-        """Let go of the members' contexts; the text stays. Done by itself at the end."""
+        """Let go of the members' contexts; the text stays, and there are no more steps. Done by itself at the end."""
+        self._steps = iter(())
         for voter in self._voters:
             voter.close()
         self._voters = []

@@ -78,8 +78,14 @@ class GGUFHeader:
 
         Raises:
             UnsupportedModel: a tokenizer whose pieces are not bytes of the text (WordPiece), or an unknown one.
-            ModelFileError: the tables are missing or do not fit one another.
+            ModelFileError: the tables are missing, damaged or do not fit one another.
         """
+        try:
+            return self._vocabulary()
+        except (ValueError, TypeError, AttributeError, OverflowError) as exc:
+            raise ModelFileError(f"{self.path} is damaged: its tokenizer cannot be read. Fetch it again.") from exc
+
+    def _vocabulary(self) -> Vocabulary:
         meta = self.metadata
         model = meta.get("tokenizer.ggml.model")
         tokens: list[bytes] | None = meta.get("tokenizer.ggml.tokens")
@@ -102,10 +108,14 @@ class GGUFHeader:
                     kinds[i] = Kind.END
         begin: tuple[int, ...] = ()
         bos = meta.get("tokenizer.ggml.bos_token_id")
-        if bos is not None and meta.get("tokenizer.ggml.add_bos_token", model == "llama"):
+        if (
+            bos is not None
+            and meta.get("tokenizer.ggml.add_bos_token", model == "llama")
+            and 0 <= int(bos) < len(kinds)
+        ):
             begin = (int(bos),)
         space = bool(meta.get("tokenizer.ggml.add_space_prefix", model == "llama"))
-        return Vocabulary.build(pieces, kinds, begin=begin, space_prefix=space)
+        return Vocabulary.build(pieces, kinds.tolist(), begin=begin, space_prefix=space)
 
 
 def remembered_vocabulary(path: Path) -> Vocabulary:
@@ -117,7 +127,11 @@ def remembered_vocabulary(path: Path) -> Vocabulary:
     def make() -> cache.Tables:
         return GGUFHeader.read(path).vocabulary().tables()
 
-    return Vocabulary.from_tables(cache.remembered("vocabulary", fingerprint(path), make))
+    try:
+        key = fingerprint(path)
+    except OSError:
+        return GGUFHeader.read(path).vocabulary()  # which says what is wrong with the path
+    return Vocabulary.from_tables(cache.remembered("vocabulary", key, make))
 
 
 END_KEYS = ("eos_token_id", "eos_token_ids", "eot_token_id", "eom_token_id")
@@ -146,7 +160,7 @@ def _parse(data: mmap.mmap, path: Path) -> dict[str, Any]:
             key = reader.string().decode()
             metadata[key] = reader.value(reader.number("I"))
         whole = _expected_size(reader, n_tensors, int(metadata.get("general.alignment", 32)))
-    except (struct.error, IndexError, UnicodeDecodeError, ValueError, MemoryError) as exc:
+    except (struct.error, LookupError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as exc:
         raise ModelFileError(f"{path} is cut short or damaged: its header cannot be read. Fetch it again.") from exc
     if len(data) < whole:
         raise ModelFileError(

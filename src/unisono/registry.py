@@ -43,9 +43,7 @@ def split_spec(spec: str) -> tuple[str, str]:
         return backend, where
     if spec.endswith(".gguf") or Path(spec).is_file():
         return "gguf", spec
-    raise UnknownName(
-        "model", spec, BACKENDS, "Write gguf:PATH, a path that ends in .gguf, or demo:NAME."
-    ) from None
+    raise UnknownName("model", spec, BACKENDS, "Write gguf:PATH, a path that ends in .gguf, or demo:NAME.") from None
 
 
 def short_name(spec: str) -> str:

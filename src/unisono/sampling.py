@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from unisono.arrays import LogProbs
+from unisono.arrays import Probs
 
 
-def greedy(pooled: LogProbs) -> int:
+def greedy(pooled: Probs) -> int:
     """The likeliest choice, ties to the lowest id.
 
     >>> import numpy as np
-    >>> greedy(np.log([0.25, 0.375, 0.375]))
+    >>> greedy(np.array([0.25, 0.375, 0.375]))
     1
     """
     return int(pooled.argmax())

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from unisono.arrays import BoolArray
 
 
 class TextStream:
@@ -57,3 +62,78 @@ class TextStream:
             if any(s.startswith(tail) for s in self._stops):
                 return n
         return 0
+
+
+END_OF_TEXT = 256
+"""The choice after the 256 bytes."""
+
+
+class Utf8:
+    """Which bytes can come next, so that all that is written is UTF-8 (RFC 3629, section 4).
+
+    >>> state = Utf8()
+    >>> state.allowed[0xC3], state.allowed[0xA9], state.allowed[END_OF_TEXT]
+    (np.True_, np.False_, np.True_)
+    >>> state.step(0xC3)
+    >>> state.allowed[0xC3], state.allowed[0xA9], state.allowed[END_OF_TEXT]
+    (np.False_, np.True_, np.False_)
+    """
+
+    def __init__(self, begun: bytes = b"") -> None:
+        """`begun` is the beginning of a character, if one is under way."""
+        self._left: tuple[tuple[int, int], ...] = ()
+        for byte in begun:
+            self.step(byte)
+
+    @property
+    def allowed(self) -> BoolArray:
+        """bool[257]: the bytes that go on with valid UTF-8; the last, the end of the text, only between characters."""
+        return _first_bytes() if not self._left else _between(*self._left[0])
+
+    def step(self, byte: int) -> None:
+        """Take the next byte, which was allowed."""
+        self._left = self._left[1:] if self._left else _rest_after(byte)
+
+
+_CONTINUATION = (0x80, 0xBF)
+
+
+def _rest_after(byte: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of the bytes that have to follow a first byte."""
+    if byte < 0xC2:
+        return ()
+    if byte < 0xE0:
+        return (_CONTINUATION,)
+    if byte < 0xF0:
+        second = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F)}.get(byte, _CONTINUATION)  # no overlong forms, no surrogates
+        return (second, _CONTINUATION)
+    second = {0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}.get(byte, _CONTINUATION)  # nothing above U+10FFFF
+    return (second, _CONTINUATION, _CONTINUATION)
+
+
+@lru_cache(maxsize=1)
+def _first_bytes() -> BoolArray:
+    allowed = np.zeros(257, dtype=bool)
+    allowed[:0x80] = allowed[0xC2:0xF5] = allowed[END_OF_TEXT] = True
+    return allowed
+
+
+@lru_cache(maxsize=8)
+def _between(low: int, high: int) -> BoolArray:
+    allowed = np.zeros(257, dtype=bool)
+    allowed[low : high + 1] = True
+    return allowed
+
+
+def split_characters(data: bytes) -> tuple[str, bytes]:
+    """The whole characters, and the beginning of one that the data ends in.
+
+    >>> split_characters(b"caf\xc3")
+    ('caf', b'\xc3')
+
+    Raises:
+        UnicodeDecodeError: it is not the beginning of any UTF-8 text.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    text = decoder.decode(data)
+    return text, decoder.getstate()[0]

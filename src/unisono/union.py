@@ -7,15 +7,14 @@ projecting a vote is a gather and a fix-up for the pieces that several ids of on
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 
 import numpy as np
 
 from unisono import cache
-from unisono.arrays import FloatArray, IdArray, LogProbs, log_sum_exp
+from unisono.arrays import FloatArray, IdArray, IntArray, Probs
 from unisono.vocabulary import Vocabulary
 
 END = 0
@@ -26,8 +25,8 @@ END = 0
 class Projection:
     """The way from one member's ids to the union's."""
 
-    usual: IdArray
-    """int32[n_union]: the member's usual id for a union id; n_ids where it has none."""
+    usual: IntArray
+    """int64[n_union]: the member's usual id for a union id; n_ids where it has none."""
     extra_ids: IdArray
     """int32[n_extra]: the member's other ids for pieces it has several of; for END, its other ends."""
     extra_union: IdArray
@@ -35,22 +34,39 @@ class Projection:
     n_ids: int
     """The width of the member's logits."""
 
-    def carry(self, logits: FloatArray) -> FloatArray:
-        """float[n_ids] of logits or log-probabilities onto the union, float[n_union]: shared mass is summed, what the
-        member does not have is -inf."""
-        padded = np.empty(len(logits) + 1, dtype=logits.dtype)
-        padded[:-1] = logits
-        padded[-1] = -np.inf
-        out: FloatArray = padded.take(self.usual)
-        if len(self.extra_ids):
-            # logaddexp.at needs no special case for -inf, and extras are few
-            np.logaddexp.at(out, self.extra_union, logits[self.extra_ids])
-        return out
+    def carry(self, masses: FloatArray, out: FloatArray) -> None:
+        """Carry float[n_ids + 1] of masses, the last of them 0, onto the union, float[n_union]: what several ids share
+        is summed, what the member does not have gets 0."""
+        if self._dense:
+            masses.take(self.usual, out=out, mode="clip")  # with this mode numpy writes straight into `out`
+        else:
+            out[...] = 0
+            out[self._own] = masses[self._own_ids]
+        np.add.at(out, self.extra_union, masses[self.extra_ids])
+
+    @property
+    def used(self) -> IntArray:
+        """int64[n]: every id of the member that counts."""
+        return np.concatenate([self._own_ids, self.extra_ids])
+
+    @cached_property
+    def _own(self) -> IntArray:
+        return np.flatnonzero(self.usual < self.n_ids)
+
+    @cached_property
+    def _own_ids(self) -> IntArray:
+        return self.usual[self._own]
+
+    @cached_property
+    def _dense(self) -> bool:
+        return 2 * len(self._own) > len(self.usual)
 
 
 @dataclass(frozen=True, eq=False)
 class UnionVocabulary:
-    """Every piece once each, sorted, so that the same members always give the same union ids.
+    """Every piece once each: END, then the first member's pieces in the order of its ids, then what each further member
+    adds in the order of its own. So the same members always give the same union ids, and a member's ids and its union
+    ids run side by side, which makes projecting a walk through memory instead of a hunt.
 
     >>> from unisono.vocabulary import Kind
     >>> a = Vocabulary.build([b"", b"he", b"llo"], kinds={0: Kind.END})
@@ -58,8 +74,8 @@ class UnionVocabulary:
     >>> union = UnionVocabulary.build([a, b])     # "b" cannot write "llo"
     >>> union.pieces
     [b'', b'he']
-    >>> union.projections[1].carry(np.log(np.array([0.2, 0.5, 0.3]))).round(3).tolist()   # END 0.5, "he" 0.2 + 0.3
-    [-0.693, -0.693]
+    >>> union.vote(1, np.log([0.2, 0.6, 0.2])).round(3).tolist()   # END 0.6, "he" 0.2 + 0.2
+    [0.6, 0.4]
     """
 
     pieces: Sequence[bytes]
@@ -70,15 +86,15 @@ class UnionVocabulary:
     @classmethod
     def build(cls, vocabularies: Sequence[Vocabulary]) -> UnionVocabulary:
         """From the members' vocabularies. A piece that some member cannot read is left out: its mass is masked."""
-        merged = [b""]
+        place: dict[bytes, int] = {b"": END}
         for v in vocabularies:
-            merged += v.sorted_pieces
-        merged.sort()  # merges the sorted runs, in linear time
-        distinct = [b""] + [piece for before, piece in pairwise(merged) if piece != before]
-        if beyond := unreadable(distinct, vocabularies):
-            distinct = [piece for piece in distinct if piece not in beyond]
-        place = {piece: u for u, piece in enumerate(distinct)}
-        return cls(distinct, [_project(v, place) for v in vocabularies])
+            pieces = v.pieces
+            for i in v.usual_ids.tolist():
+                place.setdefault(pieces[i], len(place))
+        if beyond := unreadable(place, vocabularies):
+            kept = [piece for piece in place if piece not in beyond]
+            place = {piece: u for u, piece in enumerate(kept)}
+        return cls(list(place), [_project(v, place) for v in vocabularies])
 
     @classmethod
     def remembered(cls, vocabularies: Sequence[Vocabulary]) -> UnionVocabulary:
@@ -105,13 +121,30 @@ class UnionVocabulary:
             known |= has
         return tables
 
-    def vote(self, member: int, logits: FloatArray) -> LogProbs:
-        """A member's logits float[n_ids] as its log-probabilities over the union; control tokens and what some
-        member cannot read are masked before the softmax. nan where nothing is left or a logit is nan or +inf."""
-        carried = self.projections[member].carry(logits)
-        with np.errstate(invalid="ignore"):
-            carried -= log_sum_exp(carried)
-        return carried
+    def vote(self, member: int, logits: FloatArray) -> Probs:
+        """A member's logits float[n_ids] as its distribution over the union, in their own dtype; control tokens and
+        what some member cannot read are masked before the softmax.
+
+        Raises:
+            FloatingPointError: a logit is nan or +inf, or nothing is left.
+        """
+        projection = self.projections[member]
+        masses = np.empty(len(logits) + 1, dtype=logits.dtype)
+        out = np.empty(len(self.pieces), dtype=logits.dtype)
+        masses[-1] = 0
+        for again in (False, True):
+            top = logits[projection.used].max(initial=-np.inf) if again else logits.max()
+            if not -np.inf < top < np.inf:  # nan is not, either
+                break
+            with np.errstate(over="ignore"):  # of what is masked, where that is above `top`
+                np.exp(np.subtract(logits, top, out=masses[:-1]), out=masses[:-1])
+            projection.carry(masses, out)
+            total = out.sum()
+            if total > 1e-20:
+                out /= total
+                return out
+            # A masked token towers so high that the rest underflows: measure from the highest that counts instead.
+        raise FloatingPointError("no finite logits")
 
     @property
     def n_shared(self) -> int:
@@ -122,11 +155,17 @@ class UnionVocabulary:
 
 def unreadable(pieces: Iterable[bytes], vocabularies: Sequence[Vocabulary]) -> set[bytes]:
     """Those of the pieces that some vocabulary has no way to write."""
+    held = list(pieces)
+    ends = np.cumsum([len(p) for p in held])
+    joined = np.frombuffer(b"".join(held), dtype=np.uint8)
     out: set[bytes] = set()
     for v in vocabularies:
         if v.missing_bytes:
-            suspect = re.compile(b"[" + b"".join(re.escape(bytes([b])) for b in v.missing_bytes) + b"]").search
-            out.update(p for p in pieces if suspect(p) and p not in v.canonical and v.longest_match(p) is None)
+            missing = np.zeros(256, dtype=bool)
+            missing[list(v.missing_bytes)] = True
+            suspects = np.unique(np.searchsorted(ends, np.flatnonzero(missing[joined]), side="right"))
+            suspected = (held[k] for k in suspects.tolist())
+            out.update(p for p in suspected if p not in v.canonical and v.longest_match(p) is None)
     return out
 
 
@@ -138,7 +177,6 @@ def _project(vocabulary: Vocabulary, place: Mapping[bytes, int]) -> Projection:
     ids, union_ids = ids[kept], union_ids[kept]
     again = np.zeros(len(ids), dtype=bool)
     again[1:] = union_ids[1:] == union_ids[:-1]  # equal pieces stand side by side
-    usual = np.full(len(place), vocabulary.n_ids, dtype=np.int32)
+    usual = np.full(len(place), vocabulary.n_ids, dtype=np.int64)  # numpy takes by int64 fastest
     usual[union_ids[~again]] = ids[~again]
     return Projection(usual, ids[again], union_ids[again], vocabulary.n_ids)
-

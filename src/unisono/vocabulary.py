@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,10 @@ class Kind(IntEnum):
     """Any of the ways to stop: end of text, of turn, of message."""
     CONTROL = 3
     """No text and no end: BOS, role marks, unused ids, padding. Never chosen, masked before the softmax."""
+
+
+REMEMBERED = 1 << 15
+"""How many prefixes a vocabulary remembers the children of, before it begins again."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +104,22 @@ class Vocabulary:
 
         Raises IndexError for an id outside the vocabulary.
         """
+        given = sorted(set(ends))
+        for i in given:
+            if not 0 <= i < self.n_ids:
+                raise IndexError(i)
         kinds = self.kinds.copy()
         kinds[kinds == Kind.END] = Kind.CONTROL
+        kinds[given] = Kind.END
+        former_text = [i for i in given if self.pieces[i]]
+        if not former_text:  # then the pieces and their order stay
+            out = Vocabulary(self.pieces, kinds, self.begin, self.space_prefix, self.marks, self._children)
+            digest = hashlib.sha256(f"{self.digest} ends {given}".encode()).hexdigest()
+            out.__dict__.update(order=self.order, sorted_pieces=self.sorted_pieces, digest=digest)
+            return out
         pieces, marks = list(self.pieces), dict(self.marks)
-        for i in ends:
-            if not 0 <= i < len(pieces):
-                raise IndexError(i)
-            kinds[i] = Kind.END
-            if pieces[i]:
-                marks[i], pieces[i] = pieces[i], b""
+        for i in former_text:
+            marks[i], pieces[i] = pieces[i], b""
         return Vocabulary(pieces, kinds, self.begin, self.space_prefix, marks)
 
     def tables(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -178,6 +190,13 @@ class Vocabulary:
         return h.hexdigest()
 
     @cached_property
+    def usual_ids(self) -> IntArray:
+        """int[n_distinct]: the usual id of every piece, ascending."""
+        pieces = self.sorted_pieces
+        first = np.array([True, *(a != b for a, b in pairwise(pieces))][: len(pieces)], dtype=bool)
+        return np.sort(self.order[first]).astype(np.int64)
+
+    @cached_property
     def canonical(self) -> dict[bytes, int]:
         """The usual id of every piece."""
         out: dict[bytes, int] = {}
@@ -200,6 +219,8 @@ class Vocabulary:
         """The pieces that start with the prefix, split by their next byte. Found once and remembered."""
         known = self._children.get(prefix)
         if known is None:
+            if len(self._children) >= REMEMBERED:
+                self._children.clear()
             known = self._children[prefix] = self._split(prefix)
         return known
 
@@ -238,7 +259,7 @@ class Vocabulary:
                 continue
             lengths[-1] = length
             ends.append(start + length)
-        return [self.canonical[data[a:b]] for a, b in zip(ends, ends[1:], strict=False)]
+        return [self.canonical[data[a:b]] for a, b in pairwise(ends)]
 
     @cached_property
     def _longest(self) -> int:

@@ -74,7 +74,7 @@ class Member(Protocol):
         """A new context that shares the first `at` tokens of another. Raises CacheFull if there are no more."""
 
     def drop(self, context: int) -> None:
-        """Forget a context; its number may be used again."""
+        """Forget a context; its number may be used again. Harmless once the member is closed."""
 
     def close(self) -> None:
         """Free the model. The member cannot be used afterwards; closing twice is harmless."""

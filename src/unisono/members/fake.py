@@ -37,14 +37,19 @@ class TableMember:
         n_contexts: int = 1 << 10,
     ) -> None:
         self.name, self.vocabulary, self.n_ctx = name, vocabulary, n_ctx
-        self._answer: Table = (lambda ids: np.array(table[ids], dtype=np.float64)) if isinstance(table, Mapping) else table
+        self._answer: Table = (
+            (lambda ids: np.array(table[ids], dtype=np.float64)) if isinstance(table, Mapping) else table
+        )
         self._contexts: dict[int, list[int]] = {}
         self._n_contexts = n_contexts
+        self._closed = False
         self.n_read = 0
         """How many ids all forwards have read."""
 
     @classmethod
-    def random(cls, name: str, vocabulary: Vocabulary, seed: int = 0, spread: float = 2.0, n_ctx: int = 1 << 20) -> TableMember:
+    def random(
+        cls, name: str, vocabulary: Vocabulary, seed: int = 0, spread: float = 2.0, n_ctx: int = 1 << 20
+    ) -> TableMember:
         """Logits drawn anew for every context, the same on every call and machine."""
 
         def answer(ids: tuple[int, ...]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -88,7 +93,9 @@ class TableMember:
         return copy
 
     def drop(self, context: int) -> None:
-        del self._contexts[context]
+        if not self._closed:
+            del self._contexts[context]
 
     def close(self) -> None:
+        self._closed = True
         self._contexts.clear()

@@ -18,7 +18,7 @@ import numpy as np
 
 from unisono.arrays import Logits
 from unisono.config import MemberConfig
-from unisono.errors import BackendError, CacheFull, MissingBackend, ModelFileError
+from unisono.errors import BackendError, CacheFull, ConfigError, MissingBackend, ModelFileError
 from unisono.gguf import GGUFHeader, remembered_vocabulary
 from unisono.members.base import ChatTemplate, Feed
 from unisono.vocabulary import Kind, Vocabulary
@@ -91,6 +91,7 @@ class LlamaCppMember:
         self.vocabulary = self._complete(remembered_vocabulary(path), ends)
 
         trained = int(lib.llama_model_n_ctx_train(self._model))
+        self.n_ctx_trained = trained if trained > 0 else None
         self.n_ctx = min(n_ctx, trained) if trained > 0 else n_ctx
         self._n_batch = min(n_batch, self.n_ctx)
         self._n_cells = n_cells if n_cells is not None else self.n_ctx + self._n_batch
@@ -121,7 +122,12 @@ class LlamaCppMember:
     def _complete(self, vocabulary: Vocabulary, ends: Sequence[int] | None) -> Vocabulary:
         """The file's tables with the ends that llama.cpp knows besides, by the names of turn marks."""
         if ends is not None:
-            return vocabulary.with_ends(ends)
+            try:
+                return vocabulary.with_ends(ends)
+            except IndexError as exc:
+                raise ConfigError(
+                    f"ends: {self.name} has no token {exc}; its tokens are 0 to {vocabulary.n_ids - 1:,}."
+                ) from exc
         n_ids = self._lib.llama_vocab_n_tokens(self._vocab)
         assert n_ids == vocabulary.n_ids, f"{self.path}: {n_ids} tokens in llama.cpp, {vocabulary.n_ids} in the file"
         unused = np.flatnonzero(vocabulary.kinds >= Kind.END).tolist()
@@ -160,6 +166,8 @@ class LlamaCppMember:
         return copy
 
     def drop(self, context: int) -> None:
+        if self._ctx is None:  # closed; llama.cpp has freed it
+            return
         self._cut(self._contexts[context], context, 0)
         del self._contexts[context]
 
@@ -198,8 +206,8 @@ class LlamaCppMember:
         assert len({feed.context for feed in feeds}) == len(feeds), "a context may stand in one feed of a call only"
         if needed > self._n_cells - len(self._sharers):
             raise CacheFull(
-                f"{self.name}'s cache holds {self._n_cells:,} tokens for all contexts together, {len(self._sharers):,} are"
-                f" taken, and {needed:,} more are needed. Give it more with n_cells."
+                f"{self.name}'s cache holds {self._n_cells:,} tokens for all contexts together, {len(self._sharers):,}"
+                f" are taken, and {needed:,} more are needed. Give it more with n_cells."
             )
         for feed, held, start, _ in todo:
             self._cut(held, feed.context, start)
@@ -255,7 +263,9 @@ class LlamaCppMember:
             batch.logits[k] = want
         status = self._lib.llama_decode(self._ctx, batch)
         if status != 0:
-            raise BackendError(f"llama.cpp could not read for {self.name} (status {status}): {_last_error() or 'no reason given'}.")
+            raise BackendError(
+                f"llama.cpp could not read for {self.name} (status {status}): {_last_error() or 'no reason given'}."
+            )
 
     def close(self) -> None:
         lib = self._lib

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unisono.arrays import Logits, LogProbs
+from unisono.arrays import Logits, Probs, Votes
 from unisono.members.base import Feed, Member
 
 
@@ -16,6 +16,11 @@ class MemberPrompt:
 
     ids: Sequence[int]
     """Its own tokens, BOS included; not empty."""
+    tail: bytes = b""
+    """What follows them of the text: the beginning of a character whose other bytes have not come."""
+    heal: bool = False
+    """The last token may be the beginning of a longer one: the prompt ends where the user stopped, not where a token
+    of the training text would."""
 
 
 class Voter(Protocol):
@@ -27,13 +32,17 @@ class Voter(Protocol):
     def n_tokens(self) -> int:
         """How many tokens the member's context will hold once everything heard is read."""
 
+    @property
+    def n_written(self) -> int:
+        """How many whole tokens of the member what it has heard so far takes."""
+
     def pending(self) -> list[Feed]:
         """The forwards that the next vote needs; empty if it needs none."""
 
     def read(self, logits: Sequence[Logits]) -> None:
         """Take what those forwards returned, in the order of `pending`. Raises BadLogits."""
 
-    def vote(self) -> LogProbs:
+    def vote(self) -> Probs:
         """float[n_choices]: the member's distribution for this step. The caller may not write to it."""
 
     def hear(self, choice: int) -> None:
@@ -49,6 +58,15 @@ class Unit(Protocol):
     members: Sequence[Member]
     end: int
     """The choice that ends the text."""
+
+    def ballot(self, voters: Sequence[Voter]) -> Votes:
+        """float[n_members, n_choices]: the vote of each, over what can be chosen at all.
+
+        Raises NoCommonChoice if that is nothing.
+        """
+
+    def n_tokens(self, voters: Sequence[Voter], n_steps: int) -> int:
+        """How many tokens have been written, as `max_tokens` counts them."""
 
     def spelled(self, choice: int) -> bytes:
         """What a choice adds to the text; b"" for the end."""

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.arrays import Logits, LogProbs
+from unisono.arrays import Logits, Probs, Votes
 from unisono.errors import BadLogits
 from unisono.members.base import Feed, Member
 from unisono.union import END, UnionVocabulary
-from unisono.voting.base import MemberPrompt
+from unisono.voting.base import MemberPrompt, Voter
 
 
 class PieceVoting:
@@ -24,6 +24,13 @@ class PieceVoting:
         self.union = UnionVocabulary.remembered([m.vocabulary for m in members])
         self.end = END
         self._spellers = [Speller(m) for m in members]
+
+    def ballot(self, voters: Sequence[Voter]) -> Votes:
+        return np.stack([voter.vote() for voter in voters])
+
+    def n_tokens(self, voters: Sequence[Voter], n_steps: int) -> int:
+        """Every piece counts as one."""
+        return n_steps
 
     def spelled(self, choice: int) -> bytes:
         return self.union.pieces[choice]
@@ -79,11 +86,18 @@ class PieceVoter:
         self._context: int | None = self.member.new()
         self._n_read = 0
         self._lag = list(prompt.ids)
-        self._vote: LogProbs | None = None
+        if prompt.tail:
+            self._lag += speller.spell(prompt.tail)
+        self._n_prompt = len(self._lag)
+        self._vote: Probs | None = None
 
     @property
     def n_tokens(self) -> int:
         return self._n_read + len(self._lag)
+
+    @property
+    def n_written(self) -> int:
+        return self.n_tokens - self._n_prompt
 
     def pending(self) -> list[Feed]:
         if not self._lag:
@@ -96,12 +110,12 @@ class PieceVoter:
             return
         self._n_read += len(self._lag)
         self._lag = []
-        row = logits[0][-1]
-        if not row.max() < np.inf:  # nan, too, is not below
-            raise BadLogits(self.member.name)
-        self._vote = self._union.vote(self._number, row)
+        try:
+            self._vote = self._union.vote(self._number, logits[0][-1])
+        except FloatingPointError as exc:
+            raise BadLogits(self.member.name) from exc
 
-    def vote(self) -> LogProbs:
+    def vote(self) -> Probs:
         assert self._vote is not None and not self._lag
         return self._vote
 

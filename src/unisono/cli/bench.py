@@ -1,0 +1,225 @@
+"""unisono bench: what the ensemble costs beside its members alone. docs/bench.md says what each number means."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unisono.cli import about, show
+from unisono.cli.common import (
+    ConfigFile,
+    Json,
+    Models,
+    NBatch,
+    NCtx,
+    NGpuLayers,
+    Preset,
+    Quiet,
+    Rule,
+    Threads,
+    Vote,
+    configuration,
+)
+
+if TYPE_CHECKING:
+    from unisono.config import Config
+    from unisono.ensemble import Ensemble
+
+ENSEMBLE = "ensemble"
+"""The row of all members together."""
+
+
+def bench(
+    models: Models = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What every text goes on from.")] = "Once upon a time",
+    max_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens to write each time, at most.")] = 64,
+    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often to write each text.")] = 3,
+    threads: Threads = None,
+    n_ctx: NCtx = None,
+    n_batch: NBatch = None,
+    n_gpu_layers: NGpuLayers = None,
+    vote: Vote = None,
+    rule: Rule = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Time each member alone and the ensemble, in turns, and print the medians.
+
+    Also measures loading, peak memory, and how long it takes to make the vocabularies and their union.
+    """
+    from unisono.cli.vocabulary_times import vocabulary_times
+    from unisono.ensemble import Ensemble
+
+    tell: Callable[[str], None] = (lambda line: None) if quiet else show.say
+    settings = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers, "vote": vote, "rule": rule}
+    wanted = configuration(models, preset, config, threads=threads, **settings)
+    tell("loading")
+    begun = perf_counter()
+    with Ensemble.from_config(wanted) as ensemble:
+        load_s = perf_counter() - begun
+        subjects = alone(ensemble, wanted)
+        if len(ensemble.members) > 1:
+            subjects[ENSEMBLE] = ensemble
+        for subject in subjects.values():  # touch every page and fill every memo once, unmeasured
+            measure(subject, prompt, min(max_tokens, 8), wanted.heal)
+        measured: dict[str, list[dict[str, Any]]] = {name: [] for name in subjects}
+        for turn in range(repeat):
+            for name, subject in subjects.items():
+                measured[name].append(measure(subject, prompt, max_tokens, wanted.heal))
+                tell(f"{turn + 1} of {repeat}: {name}, {_shown(measured[name][-1]['ms_per_token'], '.1f')} ms a token")
+        peak = peak_memory()
+        tell("vocabularies and union")
+        outcome = {
+            "rows": rows(measured),
+            "load_s": load_s,
+            "memory": memory(ensemble, peak),
+            "vocabularies": vocabulary_times(ensemble.members),
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "repeat": repeat,
+            "members": about.members(ensemble, wanted),
+            "config": wanted.model_dump(mode="json"),
+            "versions": about.versions(),
+            "machine": about.machine(),
+            "command": about.command(),
+        }
+    if json:
+        show.put_json(outcome)
+    else:
+        _print(outcome)
+
+
+def alone(ensemble: Ensemble, config: Config) -> dict[str, Ensemble]:
+    """Each member as an ensemble of one, by name; it shares the member's model and must not be closed."""
+    from unisono.ensemble import Ensemble
+
+    return {
+        member.name: Ensemble([member], vote=config.vote, rule=config.rule, epsilon=config.epsilon, utf8=config.utf8)
+        for member in ensemble.members
+    }
+
+
+def measure(ensemble: Ensemble, prompt: str, max_tokens: int, heal: bool = True) -> dict[str, Any]:
+    """Write one text. What it took a token after the first step, which reads the prompt; None where a text is too
+    short to tell."""
+    generation = ensemble.generate(prompt, max_tokens=max_tokens, heal=heal)
+    stats = generation.stats
+    try:
+        next(generation)
+        n_first, n_forwards_first = stats.n_tokens, sum(stats.n_forwards)
+        for _ in generation:
+            pass
+    finally:
+        generation.close()
+    n_tokens = stats.n_tokens - n_first + (generation.finish == "end")  # END takes a step like any token
+    seconds = stats.wall_s - stats.first_s
+    return {
+        "ms_per_token": 1000 * seconds / n_tokens if n_tokens > 0 else None,
+        "overhead": show.number(stats.overhead),
+        "forwards_per_token": (sum(stats.n_forwards) - n_forwards_first) / n_tokens if n_tokens > 0 else None,
+        "first_s": stats.first_s,
+        "n_tokens": stats.n_tokens,
+        "n_steps": stats.n_steps,
+        "n_bytes": stats.n_bytes,
+        "n_forwards": dict(zip(stats.members, stats.n_forwards, strict=True)),
+        "n_read": dict(zip(stats.members, stats.n_read, strict=True)),
+        "forward_s": dict(zip(stats.members, stats.forward_s, strict=True)),
+        "wall_s": stats.wall_s,
+        "finish": generation.finish,
+    }
+
+
+def rows(measured: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row a subject: medians over the repetitions, the ratios between them, and the repetitions themselves."""
+    times = {name: _median(one["ms_per_token"] for one in runs) for name, runs in measured.items()}
+    members = [time for name, time in times.items() if name != ENSEMBLE]
+    out = []
+    for name, runs in measured.items():
+        time = times[name]
+        out.append(
+            {
+                "name": name,
+                "ms_per_token": time,
+                "tokens_per_s": 1000 / time if time else None,
+                "to_slowest": _ratio(time, members, max),
+                "to_sum": _ratio(time, members, sum),
+                "overhead": _median(one["overhead"] for one in runs),
+                "forwards_per_token": _median(one["forwards_per_token"] for one in runs),
+                "first_s": _median(one["first_s"] for one in runs),
+                "repetitions": runs,
+            }
+        )
+    return out
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _ratio(time: float | None, members: Sequence[float | None], of: Callable[[list[float]], float]) -> float | None:
+    known = [value for value in members if value is not None]
+    return time / of(known) if time is not None and len(known) == len(members) else None
+
+
+def memory(ensemble: Ensemble, peak: int | None) -> dict[str, int | None]:
+    """Peak resident memory beside the size of the model files, in bytes."""
+    files = {path for member in ensemble.members if (path := about.model_file(member))}
+    size = sum(path.stat().st_size for path in files)
+    return {"peak_bytes": peak, "files_bytes": size, "beyond_files_bytes": None if peak is None else peak - size}
+
+
+def peak_memory() -> int | None:
+    """The most memory that this process has held so far, in bytes; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _print(outcome: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"Medians of {outcome['repeat']} texts of {outcome['max_tokens']} tokens or fewer"
+    speed = Table(title=title, title_justify="left")
+    speed.add_column("")
+    for heading in ("ms/token", "tokens/s", "x slowest", "x sum", "overhead", "forwards/token", "first step"):
+        speed.add_column(heading, justify="right")
+    for row in outcome["rows"]:
+        speed.add_row(
+            Text(row["name"]),
+            _shown(row["ms_per_token"], ".1f"),
+            _shown(row["tokens_per_s"], ".1f"),
+            _shown(row["to_slowest"], ".2f"),
+            _shown(row["to_sum"], ".2f"),
+            _shown(row["overhead"], ".1%"),
+            _shown(row["forwards_per_token"], ".2f"),
+            _shown(row["first_s"], ".2f", " s"),
+        )
+    size, made = outcome["memory"], outcome["vocabularies"]
+    whole = Table(title="In all", title_justify="left", show_header=False)
+    whole.add_column("")
+    whole.add_column("", justify="right")
+    whole.add_row("loading", _shown(outcome["load_s"], ".2f", " s"))
+    whole.add_row("vocabularies and union, from scratch", _shown(made["scratch_s"], ".2f", " s"))
+    whole.add_row("vocabularies and union, from the disk cache", _shown(made["cached_s"], ".2f", " s"))
+    for what, key in (("peak memory", "peak"), ("model files", "files"), ("peak memory beyond them", "beyond_files")):
+        value = size[f"{key}_bytes"]
+        whole.add_row(what, _shown(None if value is None else value / 1e6, ",.0f", " MB"))
+    out = show.console()
+    out.print(speed)
+    out.print(whole)
+
+
+def _shown(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"

@@ -1,0 +1,80 @@
+"""Options that several commands take, and the configuration they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unisono.errors import ConfigError
+
+if TYPE_CHECKING:
+    from unisono.config import Config
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="SPEC[=WEIGHT]",
+        help="A member: gguf:PATH, a path that ends in .gguf, or demo:NAME. Give it once for each member.",
+    ),
+]
+Preset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Members by one name, instead of -m: demo is the two demo models.")
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE.yaml", help="Members and settings from a file; options given here win."),
+]
+Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads for every member.")]
+NCtx = Annotated[int | None, typer.Option("--n-ctx", min=8, metavar="N", help="Tokens a member's context can hold.")]
+NBatch = Annotated[int | None, typer.Option("--n-batch", min=1, metavar="N", help="Tokens a member reads at once.")]
+NGpuLayers = Annotated[
+    int | None, typer.Option("--n-gpu-layers", min=-1, metavar="N", help="Layers on the GPU; -1 is all.")
+]
+Rule = Annotated[
+    str | None, typer.Option(metavar="NAME", help="How votes are pooled: linear (the default) or log-linear.")
+]
+Vote = Annotated[str | None, typer.Option(metavar="UNIT", help="What is voted on: bytes (the default) or pieces.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no notes, progress or statistics.")]
+
+
+def configuration(models: Sequence[str] | None, preset: str | None, file: Path | None, **flags: Any) -> Config:
+    """The ensemble that the options ask for. Flags that are None were not given; members come from -m, or the
+    preset, or else the file.
+
+    Raises:
+        ConfigError: no members, two sources of them, or a value out of range.
+        UnknownName: a preset or key that does not exist.
+    """
+    from unisono.config import Config, checked, read_config, split_weight
+    from unisono.config import preset as preset_named
+
+    if models and preset:
+        raise ConfigError("Members come from -m or from --preset, not from both: leave one out.")
+    values = read_config(file) if file else {}
+    if models:
+        pairs = [split_weight(model) for model in models]
+        values["members"] = [{"model": spec, "weight": weight} for spec, weight in pairs]
+    elif preset:
+        values["members"] = [{"model": spec} for spec in preset_named(preset)]
+    elif "members" not in values:
+        missing = f"{file} names no members: add 'members:' to it, or give" if file else "No members: give"
+        raise ConfigError(f"{missing} each with -m, or take the demo models with --preset demo.")
+    given = {key: value for key, value in flags.items() if value is not None}
+    return checked(Config, _overridden(values, given), str(file) if file else "the options")
+
+
+def _overridden(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The file's values with the flags in their place; those of a member hold for every member."""
+    from unisono.config import Config, MemberConfig
+
+    for_members = {key: value for key, value in flags.items() if key in MemberConfig.model_fields}
+    members = values["members"]
+    if isinstance(members, list):  # anything else is refused when it is checked
+        members = [{**member, **for_members} if isinstance(member, dict) else member for member in members]
+    return {**values, **{key: value for key, value in flags.items() if key in Config.model_fields}, "members": members}

@@ -1,0 +1,236 @@
+"""unisono run: write on from a prompt, streaming."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unisono.cli import about, show
+from unisono.cli.common import (
+    ConfigFile,
+    Json,
+    Models,
+    NBatch,
+    NCtx,
+    NGpuLayers,
+    Preset,
+    Quiet,
+    Rule,
+    Threads,
+    Vote,
+    configuration,
+)
+from unisono.errors import ConfigError, EnsembleError, PromptError
+
+if TYPE_CHECKING:
+    from unisono.config import Config
+    from unisono.engine import Stats, Step
+    from unisono.ensemble import Ensemble, Generation
+
+
+def run(
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="What to go on from; absent or - reads standard input.")
+    ] = None,
+    models: Models = None,
+    preset: Preset = None,
+    config: ConfigFile = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--no-chat", help="The prompt is a user's message, for each member's chat template."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="With --chat: a system message before it.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps to write at most (256 unless a file says otherwise).")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="A string that ends the text; may be given several times.")
+    ] = None,
+    threads: Threads = None,
+    n_ctx: NCtx = None,
+    n_batch: NBatch = None,
+    n_gpu_layers: NGpuLayers = None,
+    vote: Vote = None,
+    rule: Rule = None,
+    show_votes: Annotated[
+        bool, typer.Option("--show-votes", help="Print every step's choice and the members' favourites, then the text.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Write every step to a file (schema: docs/trace.md).")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write on from a prompt, streaming the text to standard output.
+
+    A prompt from standard input or a file is UTF-8 and is read as it stands, but for one final newline.
+    Notes and statistics go to standard error. Ctrl-C keeps what has been written.
+    """
+    wanted = configuration(
+        models,
+        preset,
+        config,
+        chat=chat,
+        max_tokens=max_tokens,
+        stop=stop or None,
+        threads=threads,
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_gpu_layers=n_gpu_layers,
+        vote=vote,
+        rule=rule,
+    )
+    if system is not None and not wanted.chat:
+        raise ConfigError("--system is for a conversation: give --chat as well.")
+    from unisono.cli.trace import Trace, check_creatable
+
+    if trace:
+        check_creatable(trace)
+    text = read_prompt(prompt, file)
+    from unisono.ensemble import Ensemble
+
+    with Ensemble.from_config(wanted) as ensemble:
+        generation = begin(ensemble, wanted, text, system)
+        try:
+            if not quiet:
+                for note in generation.notes:
+                    show.say(f"Note: {note}")
+            made_by = origin(ensemble, wanted, text, system) if trace or json else {}
+            record = Trace(trace, ensemble.names, made_by) if trace else None
+            readers = [_display(ensemble, show_votes, json), *([record.step] if record else [])]
+            finish, trouble = follow(generation, readers)
+        finally:
+            generation.close()
+        error = str(trouble) if isinstance(trouble, EnsembleError) else None
+        if record:
+            record.end(finish, generation.stats, error)
+        if isinstance(trouble, BrokenPipeError):
+            raise trouble
+        if json:
+            from unisono.cli.trace import stats_record
+
+            outcome = {"text": generation.text, "finish": finish, "error": error, "notes": generation.notes}
+            show.put_json({**outcome, **made_by, "stats": stats_record(generation.stats)})
+        else:
+            _finish_text(generation.text, show_votes)
+        if not quiet:
+            show.say(f"{summary(generation.stats)}; finish: {finish}")
+        if trouble:
+            raise trouble
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, the file or standard input.
+
+    Raises:
+        PromptError: two prompts or none, a file that cannot be read, or bytes that are not UTF-8.
+    """
+    if file is not None:
+        if prompt is not None:
+            raise PromptError("Give a prompt or --file, not both.")
+        try:
+            return _decoded(file.read_bytes(), str(file))
+        except OSError as exc:
+            raise PromptError(f"The prompt {file} cannot be read: {exc.strerror}.") from exc
+    if prompt is None or prompt == "-":
+        if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
+            raise PromptError("No prompt: give one as an argument, with --file FILE, or on standard input.")
+        return _decoded(sys.stdin.buffer.read(), "standard input")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as exc:  # a byte of the command line that is not UTF-8
+        at = len(prompt[: exc.start].encode())
+        raise PromptError(f"The prompt is not valid UTF-8 at byte {at}: convert it to UTF-8.") from None
+    return prompt
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as exc:
+        raise PromptError(
+            f"The prompt from {where} is not valid UTF-8 at byte {exc.start} (0x{data[exc.start]:02X}):"
+            " convert it to UTF-8."
+        ) from None
+    return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
+
+
+def begin(ensemble: Ensemble, config: Config, prompt: str, system: str | None) -> Generation:
+    """The generation that the configuration asks for; nothing is written yet. Raises PromptError."""
+    if not config.chat:
+        return ensemble.generate(prompt, max_tokens=config.max_tokens, stop=config.stop, heal=config.heal)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": prompt})
+    return ensemble.generate(messages=messages, max_tokens=config.max_tokens, stop=config.stop)
+
+
+def origin(ensemble: Ensemble, config: Config, prompt: str, system: str | None) -> dict[str, Any]:
+    """What a text was made by and from, for a record of it."""
+    return {
+        "prompt": prompt,
+        "system": system,
+        "members": about.members(ensemble, config),
+        "config": config.model_dump(mode="json"),
+        "versions": about.versions(),
+        "command": about.command(),
+    }
+
+
+def follow(
+    generation: Generation, readers: Sequence[Callable[[Step], None]]
+) -> tuple[str, EnsembleError | KeyboardInterrupt | BrokenPipeError | None]:
+    """Hand every step to the readers. How the text ended, and what is to be raised once that has been told."""
+    try:
+        for step in generation:
+            for read in readers:
+                read(step)
+    except EnsembleError as exc:
+        return "error", exc
+    except (KeyboardInterrupt, BrokenPipeError) as exc:
+        return "interrupted", exc
+    assert generation.finish
+    return generation.finish, None
+
+
+def _display(ensemble: Ensemble, votes: bool, json: bool) -> Callable[[Step], None]:
+    """What shows a step on standard output; with --json, only votes are shown, and on standard error."""
+    if votes:
+        from unisono.cli.votes import VoteTable
+
+        return VoteTable(show.console(stderr=json), ensemble.names).step
+    if json:
+        return lambda step: None
+    return lambda step: show.put(step.text)
+
+
+def _finish_text(text: str, votes: bool) -> None:
+    """What comes after the stream: the whole text under a table of votes, a newline for the terminal."""
+    if votes:
+        show.put(f"\n{text}\n")
+    elif sys.stdout.isatty() and not text.endswith("\n"):
+        show.put("\n")
+
+
+def summary(stats: Stats) -> str:
+    """One line on what a text has cost."""
+    forwards = ", ".join(
+        f"{name} {n} ({seconds:.2f} s)"
+        for name, n, seconds in zip(stats.members, stats.n_forwards, stats.forward_s, strict=True)
+    )
+    parts = [
+        f"{stats.n_tokens} tokens in {stats.n_steps} steps, {stats.n_bytes} bytes",
+        f"the first after {stats.first_s:.2f} s",
+    ]
+    if math.isfinite(stats.tokens_per_s):
+        parts.append(f"then {stats.tokens_per_s:.1f} tokens/s")
+    if math.isfinite(stats.overhead):
+        parts.append(f"{100 * stats.overhead:.1f} % on top of the members' forwards")
+    return f"{', '.join(parts)}; forwards: {forwards}"

@@ -1,0 +1,105 @@
+"""A run as JSON Lines, one record a step, written as it goes. docs/trace.md has the schema."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from unisono.cli.show import number
+from unisono.errors import ConfigError
+
+if TYPE_CHECKING:
+    from unisono.engine import Stats, Step
+
+
+class Trace:
+    """The file comes into being with the first step, so that a run which never got so far leaves none behind."""
+
+    def __init__(self, path: Path, names: Sequence[str], header: Mapping[str, Any]) -> None:
+        self._path, self._names, self._header = path, names, header
+        self._file: TextIO | None = None
+        self._n_steps = 0
+
+    def step(self, step: Step) -> None:
+        """Add one step. Raises ConfigError if it cannot be written."""
+        if self._n_steps == 0:
+            try:
+                self._file = self._path.open("w", encoding="utf-8", newline="\n", buffering=1)
+            except OSError as exc:
+                raise _refusal(self._path, exc) from exc
+            self._write({"type": "header", **self._header})
+        self._write({"type": "step", "index": self._n_steps, **step_record(step, self._names)})
+        self._n_steps += 1
+
+    def end(self, finish: str, stats: Stats, error: str | None = None) -> None:
+        """Add the last record and close the file."""
+        if self._file:
+            self._write({"type": "end", "finish": finish, "error": error, "stats": stats_record(stats)})
+            self._close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        except OSError as exc:
+            self._close()
+            raise _refusal(self._path, exc) from exc
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file:
+            with contextlib.suppress(OSError):  # told already, when it was written
+                file.close()
+
+
+def check_creatable(path: Path) -> None:
+    """Raise ConfigError if a trace cannot be written there; whatever the file holds stays."""
+    existed = path.exists()
+    if existed and not path.is_file() and not path.is_dir():
+        return  # a pipe or device: opening it would already do something
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as exc:
+        raise _refusal(path, exc) from exc
+
+
+def _refusal(path: Path, exc: OSError) -> ConfigError:
+    return ConfigError(f"The trace {path} cannot be written: {exc.strerror}. Give --trace a path that can.")
+
+
+def step_record(step: Step, names: Sequence[str]) -> dict[str, Any]:
+    """A step as JSON can hold it."""
+    votes = {
+        name: {
+            **_spelled("favourite", vote.favourite),
+            "favourite_logprob": number(vote.favourite_logprob),
+            "chosen_logprob": number(vote.chosen_logprob),
+        }
+        for name, vote in zip(names, step.votes, strict=True)
+    }
+    return {**_spelled("piece", step.piece), "logprob": number(step.logprob), "votes": votes}
+
+
+def _spelled(key: str, piece: bytes) -> dict[str, str | None]:
+    """The piece as text, or as hex digits where its bytes are no whole characters.
+
+    >>> _spelled("piece", b"caf\\xc3\\xa9"), _spelled("piece", b"\\xc3")
+    ({'piece': 'café'}, {'piece': None, 'piece_hex': 'c3'})
+    """
+    try:
+        return {key: piece.decode()}
+    except UnicodeDecodeError:
+        return {key: None, f"{key}_hex": piece.hex()}
+
+
+def stats_record(stats: Stats) -> dict[str, Any]:
+    """Statistics as JSON can hold them, with what follows from them."""
+    derived = {"tokens_per_s": number(stats.tokens_per_s), "overhead": number(stats.overhead)}
+    return {**asdict(stats), **derived}

