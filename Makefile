@@ -11,9 +11,7 @@ help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: install-demo  ## Install what the demo needs, then write a text with two models
-	$(BIN)/unisono run --preset demo "Once upon a time" --max-tokens 48
-	@echo; echo "And who votes for what, in whole pieces:"
-	$(BIN)/unisono run --preset demo "Once upon a time" --vote pieces --max-tokens 16 --show-votes --quiet
+	$(BIN)/unisono run --preset demo "Once upon a time" --max-tokens 48 --show-votes
 
 test: install  ## Install what the tests need, then run all of them; ARGS="-m 'not models'" goes to pytest
 	$(BIN)/python -m pytest $(ARGS)

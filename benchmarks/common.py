@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -31,7 +32,7 @@ def arguments(description: str, **defaults: int | float) -> argparse.Namespace:
     return out
 
 
-def load(args: argparse.Namespace, **options: object) -> Ensemble:
+def load(args: argparse.Namespace, **options: Any) -> Ensemble:
     """The ensemble of the arguments."""
     return Ensemble.load(args.model, threads=args.threads, **options)
 

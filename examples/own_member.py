@@ -27,9 +27,10 @@ def fan(word: bytes, pieces: list[bytes], sure: float) -> TableMember:
 letters = fan(b"bet", [b"b", b"e", b"t", b"s"], sure=3.0)
 syllables = fan(b"best", [b"b", b"be", b"e", b"st", b"s", b"t"], sure=3.0)
 
-with Ensemble([letters, syllables], weights=[0.4, 0.6]) as ensemble:
-    generation = ensemble.generate("b", max_tokens=8)
-    for step in generation:
-        wanted = [f"{name}: {vote.favourite!r}" for name, vote in zip(ensemble.names, step.votes, strict=True)]
-        print(f"{step.piece!r:8} {', '.join(wanted)}")
-    print(f"b{generation.text}")
+for unit in ("bytes", "pieces"):  # on pieces, "s" and "st" split what is one vote on bytes
+    with Ensemble([letters, syllables], weights=[0.4, 0.6], vote=unit) as ensemble:
+        generation = ensemble.generate("b", max_tokens=8)
+        for step in generation:
+            wanted = [f"{name}: {vote.favourite!r}" for name, vote in zip(ensemble.names, step.votes, strict=True)]
+            print(f"{step.piece!r:8} {', '.join(wanted)}")
+        print(f"on {unit}: b{generation.text}\n")

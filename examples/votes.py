@@ -1,6 +1,7 @@
 """Who voted for what: every step's choice, and what each member would rather have written.
 
 Here the members vote on whole pieces; on bytes, the default, most steps are only the rest of a word.
+`unisono run --show-votes` puts those together.
 """
 
 from math import exp

@@ -17,6 +17,8 @@ from unisono.demo import demo_path
 from unisono.errors import DemoNotInstalled
 from unisono.members.llamacpp import LlamaCppMember
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # llama.cpp's threads sleep between forwards, as under the CLI
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Data and models that lie beside the repository on some machines."""
 

@@ -14,7 +14,9 @@ from unisono.members.fake import TableMember
 from unisono.vocabulary import Kind, Vocabulary
 
 
-def constant(vocabulary: Vocabulary, probabilities: Mapping[int, float], name: str = "m", n_ctx: int = 64) -> TableMember:
+def constant(
+    vocabulary: Vocabulary, probabilities: Mapping[int, float], name: str = "m", n_ctx: int = 64
+) -> TableMember:
     """A member of one opinion: these probabilities whatever it has read, the rest impossible."""
     logits = np.full(vocabulary.n_ids, -np.inf)
     for i, p in probabilities.items():
@@ -22,8 +24,10 @@ def constant(vocabulary: Vocabulary, probabilities: Mapping[int, float], name: s
     return TableMember(name, vocabulary, lambda ids: logits.copy(), n_ctx=n_ctx)
 
 
-def scripted(vocabulary: Vocabulary, script: Sequence[int], name: str = "m", n_prompt: int = 1, n_ctx: int = 64) -> TableMember:
-    """A member that wants these ids one after the other, once it has read n_prompt ids, and then the last one for ever."""
+def scripted(
+    vocabulary: Vocabulary, script: Sequence[int], name: str = "m", n_prompt: int = 1, n_ctx: int = 64
+) -> TableMember:
+    """A member that wants these ids one after the other, once it has read n_prompt ids, and then only the last."""
 
     def answer(ids: tuple[int, ...]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         logits = np.zeros(vocabulary.n_ids)

@@ -111,7 +111,8 @@ def log_softmax(logits: FloatArray) -> FloatArray:
     """Over the last axis, in float64."""
     wide = logits.astype(np.float64)
     wide = wide - wide.max(axis=-1, keepdims=True)
-    return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    out: FloatArray = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return out
 
 
 def read_anew(member: Member, ids: Sequence[int]) -> FloatArray:
@@ -139,7 +140,7 @@ def gac(
     rule: str = "linear",
     max_tokens: int = 8,
 ) -> list[bytes]:
-    """GaC as published, greedy, on bytes: the pieces chosen, END included; every member reads everything at each step."""
+    """GaC as published, greedy, on bytes: the pieces chosen, END included; every member reads everything each time."""
     vocabularies = [m.vocabulary for m in members]
     union = union_pieces(vocabularies)
     texts = [list(p) for p in prompts]
@@ -163,7 +164,7 @@ def gac(
 
 
 def text_until(data: bytes, stops: Sequence[bytes], include_stop: bool = False) -> tuple[str, bool]:
-    """The text of the whole, and whether a stop string ended it: the first one to be complete, the longest of several."""
+    """The text of the whole, and whether a stop string ended it: the first to be complete, the longest of several."""
     for end in range(len(data) + 1):
         complete = [s for s in stops if s and data[:end].endswith(s)]
         if complete:
@@ -173,7 +174,7 @@ def text_until(data: bytes, stops: Sequence[bytes], include_stop: bool = False) 
 
 
 def text_to_show(data: bytes, stops: Sequence[bytes]) -> str:
-    """What can be shown of a text that no stop string has ended yet: all before what may become one, whole characters."""
+    """What can be shown of a text that no stop string has ended: all before what may become one, whole characters."""
     cut = min((at for at in range(len(data)) if any(s.startswith(data[at:]) for s in stops)), default=len(data))
     for length in (3, 2, 1):
         if length <= cut and data[cut - length : cut] in _begun_characters():

@@ -104,7 +104,9 @@ def test_a_folder_that_stands_where_the_file_should_is_done_without(folder: Path
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_half_written(tmp_path: Path, error: BaseException) -> None:
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_half_written(
+    tmp_path: Path, error: BaseException
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
 

@@ -26,7 +26,9 @@ TEMPLATE = (
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
 
 
-def member(template: str | None = TEMPLATE, begin: str | None = "<s>", missing: bytes = b"", n_ctx: int = 4096) -> ByteMember:
+def member(
+    template: str | None = TEMPLATE, begin: str | None = "<s>", missing: bytes = b"", n_ctx: int = 4096
+) -> ByteMember:
     return ByteMember("tester", byte_vocabulary(MARKS, begin, missing), template, n_ctx)
 
 
@@ -164,13 +166,17 @@ def test_a_template_that_tries_to_leave_its_sandbox_is_refused(escape: str) -> N
         chat_prompt(member(escape), ask("x"))
 
 
-@pytest.mark.parametrize("broken", ["{{ unclosed", "{% if %}", "{% nonsense %}", "a\n{% endfor %}", "{{ 1 | no_such_filter }}"])
+@pytest.mark.parametrize(
+    "broken", ["{{ unclosed", "{% if %}", "{% nonsense %}", "a\n{% endfor %}", "{{ 1 | no_such_filter }}"]
+)
 def test_a_template_that_does_not_parse_is_an_error_that_names_the_member(broken: str) -> None:
-    with pytest.raises(TemplateError, match="tester's chat template does not parse: .*line [12]"):
+    with pytest.raises(TemplateError, match=r"tester's chat template does not parse: .*line [12]"):
         chat_prompt(member(broken), ask("x"))
 
 
-@pytest.mark.parametrize("failing", ["{{ 1 / 0 }}", "{{ messages[5]['content'] }}", "{{ nothing.at.all }}", "{{ strftime_now(1) }}"])
+@pytest.mark.parametrize(
+    "failing", ["{{ 1 / 0 }}", "{{ messages[5]['content'] }}", "{{ nothing.at.all }}", "{{ strftime_now(1) }}"]
+)
 def test_a_template_that_fails_is_an_error_that_names_the_member(failing: str) -> None:
     with pytest.raises(TemplateError, match="tester's chat template refuses"):
         chat_prompt(member(failing), ask("x"))
@@ -181,7 +187,10 @@ def test_templates_have_what_published_ones_use() -> None:
         "{%- for m in messages -%}{% if loop.first %}{% continue %}{% endif %}{{ m | tojson }}{% break %}{%- endfor -%}"
         "{{ strftime_now('%%') }}"
     )
-    assert bytes(ids_of(member(template, begin=None), [*ask("a"), *ask("é")])) == '{"role": "user", "content": "é"}%'.encode()
+    assert (
+        bytes(ids_of(member(template, begin=None), [*ask("a"), *ask("é")]))
+        == '{"role": "user", "content": "é"}%'.encode()
+    )
 
 
 # Prompts that cannot be read
@@ -234,13 +243,19 @@ def test_a_tokenizers_dummy_space_is_put_before_a_fresh_text_but_not_before_noth
     assert list(raw_prompt(spaced, "").ids) == [BOS]
 
 
-def test_what_the_tokenizer_would_change_is_spelled_by_its_pieces() -> None:
-    class Lowering(TableMember):
-        def encode(self, text: str, *, special: bool = False) -> list[int]:
-            return super().encode(text.lower())
+class Lowering(TableMember):
+    """Writes everything in small letters, as SentencePiece writes "▁" as a space."""
 
+    chat_template = ChatTemplate("{% for m in messages %}{{ m['content'] }}b{% endfor %}", {})
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return super().encode(text.lower())
+
+
+def test_what_the_tokenizer_would_change_is_spelled_by_its_pieces() -> None:
     lowering = Lowering("lowering", Vocabulary.build([b"a", b"A", b"b"]), {})
     assert list(raw_prompt(lowering, "abA").ids) == [0, 2, 1]
+    assert ids_of(lowering, [*ask("abA"), *ask("a"), *ask("Ab")]) == [0, 2, 1, 2, 0, 2, 1, 2, 2]
 
 
 # Real models
@@ -286,7 +301,7 @@ def test_a_models_template_is_written_with_its_control_tokens(open_model: Open, 
 def test_gemma_has_no_template_and_reads_plain_lines_after_one_bos(open_model: Open) -> None:
     model = open_model("gemma3-270m")
     prompt, notes = chat_prompt(model, ask("<bos>Hi!"))
-    assert list(prompt.ids)[0] == model.vocabulary.begin[0]
+    assert prompt.ids[0] == model.vocabulary.begin[0]
     assert n_special(model, list(prompt.ids)) == 1
     assert model.vocabulary.join(prompt.ids) == b"User: <bos>Hi!\nAssistant:"
     assert len(notes) == 1

@@ -96,19 +96,84 @@ def test_votes_are_legible_without_colour() -> None:
     doubted = [*TWO, "-m", "table:doubter"]
     result = invoke("run", *doubted, "--show-votes", "-q", PROMPT)
     lines = result.stdout.splitlines()
-    assert lines[1].split() == ["step", "choice", "p", "some", "p", "others", "p", "doubter", "p"]
-    assert {line[0] for line in lines[2:] if line[1:6].strip().isdigit()} == {"+", "~"}
+    assert lines[2].split() == ["word", "choice", "p", "some", "others", "doubter"]
+    first, second, *rest = lines[3:]
+    assert first.split() == ["~", "1", "␣there", "0.656", "0.976", "=", "0.988", "=", "0.000", "␣h…", "0.988"]
+    assert second.split()[2:] == [",", "0.659", "0.988", "=", "0.988", "=", "0.000", "(end)", "0.988"]
+    assert {line[0] for line in rest if line[1:6].strip().isdigit()} == {"+", "~"}
     assert "(end)" in result.stdout
     assert "\\n" in result.stdout
     assert result.stdout.endswith(f"\n\n{TEXT}\n")
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["␣there", ",", "␣café", "?", "\\n", "(end)"]),
+        (["--votes-by", "character"], [*"␣there,␣café?", "\\n", "(end)"]),
+        (["--votes-by", "step"], [*"␣there,␣caf", "\\xc3", "\\xa9", "?", "\\n", "(end)"]),
+        (["--vote", "pieces"], ["␣there", ",", "␣", *"café?", "\\n", "(end)"]),
+        (["--vote", "pieces", "--votes-by", "word"], ["␣there", ",", "␣café", "?", "\\n", "(end)"]),
+    ],
+)
+def test_votes_are_shown_by_word_character_or_step(arguments: list[str], expected: list[str]) -> None:
+    doubted = ["-m", "table:some=1", "-m", "table:others=2"]
+    table = invoke("run", *doubted, "--show-votes", "-q", *arguments, PROMPT).stdout.partition("\n\n")[0]
+    assert [line.split()[2] for line in table.splitlines()[3:]] == expected
+
+
+def test_a_table_of_two_members_fits_into_80_columns() -> None:
+    table = invoke("run", "-m", "table:some", "-m", "table:doubter", "--show-votes", "-q", PROMPT).stdout
+    assert all(len(line) <= 80 for line in table.splitlines()[2:])
+
+
+def test_votes_of_a_text_that_breaks_off_show_what_was_begun() -> None:
+    result = invoke("run", "-m", "table:late-nan", "--show-votes", PROMPT)
+    assert result.exit_code == 2
+    table, _, text = result.stdout.partition("\n\n")
+    assert "".join(line.split()[2] for line in table.splitlines()[3:]) == text.strip("\n").replace(" ", "␣")
+
+
+def test_options_that_would_change_nothing_are_refused() -> None:
+    assert refusal("run", *TWO, "--votes-by", "word", PROMPT).startswith("--votes-by is for --show-votes")
+    said = refusal("run", *TWO, "--show-votes", "--votes-by", "wrod", PROMPT)
+    assert said == "No unit for --votes-by named 'wrod'. Did you mean 'word'? Known: character, step, word."
+    assert refusal("run", *TWO, "--vote", "pieces", "--epsilon", "0.1", PROMPT).startswith(
+        "--epsilon is for voting on b"
+    )
+    assert refusal("run", *TWO, "--vote", "pieces", "--heal", PROMPT).startswith("--heal is for voting on bytes")
+    assert refusal("run", *TWO, "--chat", "--heal", PROMPT).startswith("--heal is for a plain prompt")
+    assert "epsilon: input should be less than 1, not 1.0" in refusal("run", *TWO, "--epsilon", "1", PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        (["--epsilon", "0"], ("bytes", 0.0, True)),
+        (["--no-heal"], ("bytes", 0.01, False)),
+        (["--heal", "--vote", "bytes"], ("bytes", 0.01, True)),
+        (["--vote", "pieces", "--no-heal"], ("pieces", 0.01, False)),
+    ],
+)
+def test_how_bytes_are_voted_on_can_be_chosen(arguments: list[str], kept: tuple[str, float, bool]) -> None:
+    config = json.loads(invoke("run", *TWO, "--json", *arguments, PROMPT).stdout)["config"]
+    assert (config["vote"], config["epsilon"], config["heal"]) == kept
+
+
+def test_the_statistics_are_of_tokens_bytes_and_characters() -> None:
+    on_bytes = invoke("run", *TWO, PROMPT).stderr
+    assert on_bytes.startswith("11 tokens of some, 15 bytes, 14 characters, the first after ")
+    assert "; forwards: some 12 (1.09 a token, " in on_bytes
+    on_pieces = invoke("run", *TWO, "--vote", "pieces", PROMPT).stderr
+    assert on_pieces.startswith("12 pieces, 15 bytes, 14 characters, ")
+
+
 def test_votes_show_no_markup_and_no_control_characters() -> None:
     table = invoke("run", "-m", "table:rude", "--show-votes", "-q", PROMPT).stdout.partition("\n\n")[0]
     assert "\\x1b" in table
     assert "\x1b" not in table
-    assert "".join(line.split()[2] for line in table.splitlines()[2:-1]) == "␣a␣\\x1b[2J[red]b"
+    assert "".join(line.split()[2] for line in table.splitlines()[3:-1]) == "␣a␣\\x1b[2J[red]b"
 
 
 def test_votes_and_json_together_keep_standard_output_clean() -> None:
@@ -131,7 +196,10 @@ def test_a_trace_holds_every_step(tmp_path: Path) -> None:
     assert [step["index"] for step in steps] == list(range(len(steps)))
     spelled = [s["piece"].encode() if s["piece"] is not None else bytes.fromhex(s["piece_hex"]) for s in steps]
     assert b"".join(spelled).decode() == TEXT
+    assert "".join(step["text"] for step in steps) == TEXT
+    assert [step["text"] for step in steps if "piece_hex" in step] == ["", "é"], "a character comes with its last byte"
     assert (steps[-1]["piece"], end["finish"], end["error"]) == ("", "end", None)
+    assert end["stats"]["forwards_per_token"] == [n / end["stats"]["n_tokens"] for n in end["stats"]["n_forwards"]]
     assert end["stats"]["n_steps"] == len(steps)
     assert set(steps[0]["votes"]) == {"some", "others"}
     assert all(vote["favourite_logprob"] <= 0 for step in steps for vote in step["votes"].values())
@@ -232,5 +300,8 @@ def test_the_demo_models_write_and_leave_a_record(tmp_path: Path) -> None:
     header, *_, end = records(trace)
     assert [len(m["sha256"]) for m in header["members"]] == [64, 64]
     assert end["finish"] == "length"
+    votes = invoke("run", *demo, "--show-votes", "-q", "The capital of France is").stdout.splitlines()
+    assert votes[2].split() == ["word", "choice", "p", "smollm2-135m", "gemma3-270m"]
+    assert votes[3].split()[2] == "␣Paris"
     assert "context holds 64" in refusal("run", *demo, "word " * 100)
     assert "0x04" in refusal("run", *demo, "a\x04")

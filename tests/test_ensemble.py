@@ -51,7 +51,9 @@ def test_a_text_on_pieces_is_what_gac_as_published_writes(drawn: list[TableMembe
     assert [step.piece for step in steps] == expected
     assert generation.text == b"".join(expected).decode(errors="replace")
     assert generation.finish == ("end" if expected[-1] == b"" else "length")
-    assert generation.stats.n_read == [m.n_read - _n_read_anew(p, expected, m) for m, p in zip(drawn, prompts, strict=True)]
+    assert generation.stats.n_read == [
+        m.n_read - _n_read_anew(p, expected, m) for m, p in zip(drawn, prompts, strict=True)
+    ]
     assert n_open(*drawn) == 0
 
 
@@ -69,7 +71,8 @@ def test_the_steps_tell_what_each_member_thought(drawn: list[TableMember], n: in
     union = reference.union_pieces([m.vocabulary for m in drawn])
     for step in ensemble.generate(PROMPT, max_tokens=n):
         votes = [
-            reference.vote(m.vocabulary, union, reference.read_anew(m, ids)) for m, ids in zip(drawn, prompts, strict=True)
+            reference.vote(m.vocabulary, union, reference.read_anew(m, ids))
+            for m, ids in zip(drawn, prompts, strict=True)
         ]
         pooled = reference.linear(votes, [1 / len(votes)] * len(votes))
         assert step.logprob == pytest.approx(math.log(pooled[step.piece]))
@@ -90,7 +93,8 @@ def test_an_ensemble_of_one_writes_what_the_member_wants(vote: str) -> None:
 
 @pytest.mark.parametrize("vote", VOTES)
 def test_the_heavier_member_has_its_way(vote: str) -> None:
-    for given_weights, expected in [([0.9, 0.1], "yes"), ([0.1, 0.9], "no"), ([9, 1], "yes"), ([1e-3, 2e-3], "no")]:
+    cases = [([0.9, 0.1], "yes"), ([0.1, 0.9], "no"), ([9.0, 1.0], "yes"), ([1e-3, 2e-3], "no")]
+    for given_weights, expected in cases:
         ensemble = Ensemble([writer("yes", "one"), writer("no", "other")], given_weights, vote=vote)
         assert ensemble.generate("x", heal=False).run() == expected
 
@@ -109,7 +113,9 @@ def test_a_log_linear_veto_is_one_members_alone(vote: str) -> None:
 
 
 @given(members(max_members=1), st.data())
-def test_a_piece_is_spelled_by_its_own_token_or_else_by_the_tokenizer(drawn: list[TableMember], data: st.DataObject) -> None:
+def test_a_piece_is_spelled_by_its_own_token_or_else_by_the_tokenizer(
+    drawn: list[TableMember], data: st.DataObject
+) -> None:
     [member] = drawn
     known = sorted(reference.text_pieces(member.vocabulary))
     piece = b"".join(data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=3)))
@@ -154,7 +160,9 @@ def test_an_end_that_no_member_shares_a_token_of_still_pools(vote: str) -> None:
 
 @pytest.mark.parametrize("vote", VOTES)
 def test_control_tokens_are_never_chosen_and_take_no_mass(vote: str) -> None:
-    generation = Ensemble([constant(V, {BOS: 0.9, A: 0.06, B: 0.04})], vote=vote).generate("a", max_tokens=1, heal=False)
+    generation = Ensemble([constant(V, {BOS: 0.9, A: 0.06, B: 0.04})], vote=vote).generate(
+        "a", max_tokens=1, heal=False
+    )
     [step] = list(generation)
     assert step.piece == b"a"
     assert math.exp(step.logprob) == pytest.approx(0.6)
@@ -295,9 +303,17 @@ NAN, INF = math.nan, math.inf
 
 @pytest.mark.parametrize("vote", VOTES)
 @pytest.mark.parametrize(
-    "logits", [[NAN] * 6, [0, 0, 0, 0, 0, NAN], [0, NAN, 0, 0, 0, 0], [INF, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, INF]]
-    + [[-INF] * 6, [-INF, -INF, -INF, -INF, -INF, 0.0]]
-)  # fmt: skip
+    "logits",
+    [
+        [NAN] * 6,
+        [0, NAN, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, NAN],
+        [INF, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, INF],
+        [-INF] * 6,
+        [-INF, -INF, -INF, -INF, -INF, 0.0],
+    ],
+)
 def test_logits_that_cannot_be_a_vote_are_an_error_that_names_the_member(vote: str, logits: list[float]) -> None:
     sound = constant(V, {A: 1.0}, "sound")
     broken = TableMember("broken", V, lambda ids: np.array(logits if len(ids) > 2 else [9.0, 0, 0, 0, 0, 0]))
@@ -330,9 +346,9 @@ def test_in_a_conversation_every_member_gets_its_own_prompt_and_its_notes_are_to
 
 def test_a_plain_conversation_ends_where_the_next_question_begins() -> None:
     member = writer(" Hello.\nUser: more", n_ctx=256)
-    generation = Ensemble([scripted(member.vocabulary, [*b" Hello.\nUser: more", 256], n_prompt=18, n_ctx=256)]).generate(
-        messages=[{"role": "user", "content": "i"}]
-    )
+    generation = Ensemble(
+        [scripted(member.vocabulary, [*b" Hello.\nUser: more", 256], n_prompt=18, n_ctx=256)]
+    ).generate(messages=[{"role": "user", "content": "i"}])
     assert (generation.run(), generation.finish) == (" Hello.", "stop")
 
 
@@ -341,9 +357,15 @@ def test_a_plain_conversation_ends_where_the_next_question_begins() -> None:
 
 @pytest.mark.parametrize(
     ("given_weights", "said"),
-    [([1.0], "1 weights for 2 members"), ([1, 0], "two's weight is 0"), ([-1, 1], "one's weight is -1")]
-    + [([1, NAN], "two's weight is nan"), ([INF, 1], "one's weight is inf"), ([1, 1e-40], "two's weight is next to nothing")],
-)  # fmt: skip
+    [
+        ([1.0], "1 weights for 2 members"),
+        ([1, 0], "two's weight is 0"),
+        ([-1, 1], "one's weight is -1"),
+        ([1, NAN], "two's weight is nan"),
+        ([INF, 1], "one's weight is inf"),
+        ([1, 1e-40], "two's weight is next to nothing"),
+    ],
+)
 def test_weights_that_do_not_fit_are_refused(given_weights: list[float], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Ensemble([constant(V, {A: 1}, "one"), constant(V, {A: 1}, "two")], given_weights)
@@ -418,7 +440,9 @@ def test_members_already_open_are_closed_when_a_later_one_fails(opened: list[Ope
     assert [m.closed for m in opened] == [True, True]
 
 
-@pytest.mark.parametrize("options", [{"rule": "nonsense"}, {"weights": [1]}, {"weights": [0, 1]}, {"n_ctxx": 5}, {"n_ctx": 0}])
+@pytest.mark.parametrize(
+    "options", [{"rule": "nonsense"}, {"weights": [1]}, {"weights": [0, 1]}, {"n_ctxx": 5}, {"n_ctx": 0}]
+)
 def test_what_is_wrong_with_the_options_is_said_before_any_model_is_opened(
     opened: list[Opened], options: dict[str, object]
 ) -> None:

@@ -37,7 +37,9 @@ def test_a_rule_is_its_slow_twin(rule: str, pool: tuple[Votes, list[float]]) -> 
 
 @pytest.mark.parametrize("rule", RULES)
 @given(pool=pools())
-def test_what_a_rule_returns_sums_to_one_and_the_votes_stay_as_they_were(rule: str, pool: tuple[Votes, list[float]]) -> None:
+def test_what_a_rule_returns_sums_to_one_and_the_votes_stay_as_they_were(
+    rule: str, pool: tuple[Votes, list[float]]
+) -> None:
     votes, raw = pool
     before = votes.copy()
     w = weights_of(raw, [str(n) for n in range(len(raw))])
@@ -77,6 +79,6 @@ def test_log_linear_says_so_when_every_choice_is_vetoed() -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("small", [1e-10, 1e-20, 1e-29])
 def test_a_member_of_next_to_no_weight_does_not_make_the_pool_nan(rule: str, small: float, dtype: type) -> None:
-    votes = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], dtype=dtype)
+    votes: Votes = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], dtype=dtype)
     w = weights_of([1.0, small], ["a", "b"])
     assert not np.isnan(RULES[rule](votes, w)).any()

@@ -15,7 +15,9 @@ stop_strings = st.lists(st.text(st.sampled_from(CHARACTERS), min_size=1, max_siz
 def written(whole: bool = False) -> st.SearchStrategy[bytes]:
     """Text of few characters, so that stop strings come up in it; unless whole, damaged at any byte."""
     text = st.text(st.sampled_from(CHARACTERS), max_size=10).map(str.encode)
-    bits = st.lists(st.sampled_from([b"a", b"b", b"\xc3", b"\xa9", b"\xe8", b"\xf0\x9f", b"\x98", b"\xff"]), max_size=10)
+    bits = st.lists(
+        st.sampled_from([b"a", b"b", b"\xc3", b"\xa9", b"\xe8", b"\xf0\x9f", b"\x98", b"\xff"]), max_size=10
+    )
     return text if whole else st.one_of(text, bits.map(b"".join))
 
 

@@ -115,7 +115,9 @@ def test_bytes_that_mean_something_to_a_regular_expression_may_be_missing(missin
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("logits", [[NAN, 0, 0, 0], [0, 0, 0, NAN], [0, INF, 0, 0], [0, 0, 0, INF], [-INF] * 4, [-INF, -INF, -INF, 0]])
+@pytest.mark.parametrize(
+    "logits", [[NAN, 0, 0, 0], [0, 0, 0, NAN], [0, INF, 0, 0], [0, 0, 0, INF], [-INF] * 4, [-INF, -INF, -INF, 0]]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_logits_that_leave_nothing_to_vote_with_are_an_error(logits: list[float], dtype: type) -> None:
     v = Vocabulary.build([b"a", b"b", b"</s>", b"<s>"], kinds={2: Kind.END, 3: Kind.CONTROL})

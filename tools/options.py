@@ -52,6 +52,8 @@ def value(field: FieldInfo) -> str:
     limits = {type(limit).__name__: limit for limit in field.metadata}
     bounds = [f"from {limits['Ge'].ge}"] if "Ge" in limits else []
     bounds += [f"to {limits['Le'].le}"] if "Le" in limits else []
+    bounds += [f"below {limits['Lt'].lt}"] if "Lt" in limits else []
+    assert len(bounds) == len(limits.keys() - {"MinLen"}), f"a bound without words: {limits}"
     return " ".join([_words(field.annotation), *bounds])
 
 

@@ -142,6 +142,7 @@ def _compiled(source: str) -> Any:
 
 
 _HIDDEN = re.compile("\ue000[0-9]+\ue001")
+_WHOLE = re.compile(".+", re.DOTALL)
 
 
 def _hide_controls(member: Member, messages: Sequence[Message]) -> tuple[list[dict[str, str]], dict[str, str]]:
@@ -156,7 +157,11 @@ def _hide_controls(member: Member, messages: Sequence[Message]) -> tuple[list[di
     # A stand-in that the user wrote is hidden as well, so that it comes out as it went in.
     marks = [re.escape(mark) for m in member.vocabulary.marks.values() if (mark := m.decode(errors="ignore"))]
     pattern = re.compile("|".join([_HIDDEN.pattern, *sorted(marks, key=len, reverse=True)]))
-    hidden = [{**m, "content": pattern.sub(stand_in, m["content"])} for m in messages]
+    hidden = []
+    for m in messages:
+        # What the tokenizer would change (SentencePiece reads "▁" as a space) is hidden whole.
+        part = pattern if _exact(member, m["content"]) is not None else _WHOLE
+        hidden.append({**m, "content": part.sub(stand_in, m["content"])})
     return hidden, spelled
 
 
@@ -174,15 +179,11 @@ def _one_bos(member: Member, ids: list[int]) -> list[int]:
 
 def readable(member: Member, text: str) -> list[int]:
     """The text as ids that spell it exactly."""
+    if (ids := _exact(member, text)) is not None:
+        return ids
+    # Some tokenizers drop or change what they cannot write; the pieces themselves may still spell it.
     data = text.encode(errors="surrogatepass")
     vocabulary = member.vocabulary
-    try:
-        ids = member.encode(text)
-        if vocabulary.join(ids) == data:
-            return ids
-    except ValueError:  # lone surrogates, or beyond the tokenizer
-        pass
-    # Some tokenizers drop or change what they cannot write; the pieces themselves may still spell it.
     longest = vocabulary.longest_match(data)
     if longest is None:
         for at, byte in enumerate(data):
@@ -190,6 +191,15 @@ def readable(member: Member, text: str) -> list[int]:
                 raise UnreadableByte(member.name, byte, at)
         raise PromptError(f"{member.name} cannot read the prompt: its vocabulary has no way to write it.")
     return longest
+
+
+def _exact(member: Member, text: str) -> list[int] | None:
+    """What the tokenizer writes, if that spells the text as it stands."""
+    try:
+        ids = member.encode(text)
+    except ValueError:  # lone surrogates, or beyond the tokenizer
+        return None
+    return ids if member.vocabulary.join(ids) == text.encode() else None
 
 
 def _checked(member: Member, ids: list[int], tail: bytes = b"", heal: bool = False) -> MemberPrompt:

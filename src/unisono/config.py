@@ -167,4 +167,5 @@ def weights_of(given: Sequence[float | None], names: Sequence[str]) -> Weights:
     if out.min() < SMALLEST_SHARE:
         name = names[int(out.argmin())]
         raise ConfigError(f"{name}'s weight is next to nothing beside the largest: leave out a member to give it none.")
-    return out / out.sum()
+    out /= out.sum()
+    return out

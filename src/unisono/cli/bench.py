@@ -27,7 +27,9 @@ from unisono.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from unisono.arrays import FloatArray
     from unisono.config import Config
+    from unisono.engine import Stats
     from unisono.ensemble import Ensemble
 
 ENSEMBLE = "ensemble"
@@ -113,17 +115,28 @@ def measure(ensemble: Ensemble, prompt: str, max_tokens: int, heal: bool = True)
     stats = generation.stats
     try:
         next(generation)
-        n_first, n_forwards_first = stats.n_tokens, sum(stats.n_forwards)
+        n_first, n_bytes_first, first = stats.n_tokens, stats.n_bytes, _per_member(stats)
         for _ in generation:
             pass
     finally:
         generation.close()
     n_tokens = stats.n_tokens - n_first + (generation.finish == "end")  # END takes a step like any token
+    n_bytes = stats.n_bytes - n_bytes_first
     seconds = stats.wall_s - stats.first_s
+    later = _per_member(stats) - first
     return {
         "ms_per_token": 1000 * seconds / n_tokens if n_tokens > 0 else None,
+        "ms_per_byte": 1000 * seconds / n_bytes if n_bytes > 0 else None,
         "overhead": show.number(stats.overhead),
-        "forwards_per_token": (sum(stats.n_forwards) - n_forwards_first) / n_tokens if n_tokens > 0 else None,
+        "forwards_per_token": float(later[0].sum()) / n_tokens if n_tokens > 0 else None,
+        "by_member": {
+            name: {
+                "forwards_per_token": forwards / n_tokens if n_tokens > 0 else None,
+                "read_per_token": n_read / n_tokens if n_tokens > 0 else None,
+                "forward_ms_per_token": 1000 * forward_s / n_tokens if n_tokens > 0 else None,
+            }
+            for name, forwards, n_read, forward_s in zip(stats.members, *later.tolist(), strict=True)
+        },
         "first_s": stats.first_s,
         "n_tokens": stats.n_tokens,
         "n_steps": stats.n_steps,
@@ -134,6 +147,13 @@ def measure(ensemble: Ensemble, prompt: str, max_tokens: int, heal: bool = True)
         "wall_s": stats.wall_s,
         "finish": generation.finish,
     }
+
+
+def _per_member(stats: Stats) -> FloatArray:
+    """float64[3, n_members]: forwards, tokens read, seconds in forwards, so far."""
+    import numpy as np
+
+    return np.array([stats.n_forwards, stats.n_read, stats.forward_s])
 
 
 def rows(measured: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -151,12 +171,21 @@ def rows(measured: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
                 "to_slowest": _ratio(time, members, max),
                 "to_sum": _ratio(time, members, sum),
                 "overhead": _median(one["overhead"] for one in runs),
+                "ms_per_byte": _median(one.get("ms_per_byte") for one in runs),
                 "forwards_per_token": _median(one["forwards_per_token"] for one in runs),
+                "by_member": _by_member([one.get("by_member", {}) for one in runs]),
                 "first_s": _median(one["first_s"] for one in runs),
                 "repetitions": runs,
             }
         )
     return out
+
+
+def _by_member(runs: Sequence[dict[str, dict[str, float | None]]]) -> dict[str, dict[str, float | None]]:
+    """The medians of what each member did in a subject."""
+    return {
+        name: {key: _median(one[name][key] for one in runs) for key in numbers} for name, numbers in runs[0].items()
+    }
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -191,21 +220,35 @@ def _print(outcome: dict[str, Any]) -> None:
     from rich.text import Text
 
     title = f"Medians of {outcome['repeat']} texts of {outcome['max_tokens']} tokens or fewer"
+    votes_on_bytes = outcome["config"]["vote"] == "bytes"
     speed = Table(title=title, title_justify="left")
     speed.add_column("")
-    for heading in ("ms/token", "tokens/s", "x slowest", "x sum", "overhead", "forwards/token", "first step"):
+    for heading in ("ms/token", "tokens/s", "ms/byte", "x slowest", "x sum", "overhead", "first step"):
         speed.add_column(heading, justify="right")
     for row in outcome["rows"]:
         speed.add_row(
             Text(row["name"]),
             _shown(row["ms_per_token"], ".1f"),
             _shown(row["tokens_per_s"], ".1f"),
+            _shown(row["ms_per_byte"], ".2f"),
             _shown(row["to_slowest"], ".2f"),
             _shown(row["to_sum"], ".2f"),
             _shown(row["overhead"], ".1%"),
-            _shown(row["forwards_per_token"], ".2f"),
             _shown(row["first_s"], ".2f", " s"),
         )
+    whose = "; tokens are those of the row's first member" if votes_on_bytes else ""
+    each = Table(title=f"What each member read, a token{whose}", title_justify="left")
+    each.add_column("")
+    for heading in ("forwards/token", "read/token", "ms in forwards/token"):
+        each.add_column(heading, justify="right")
+    for row in outcome["rows"]:
+        for name, numbers in row["by_member"].items():
+            each.add_row(
+                Text(f"{name} in the ensemble" if row["name"] == ENSEMBLE else f"{name} alone"),
+                _shown(numbers["forwards_per_token"], ".2f"),
+                _shown(numbers["read_per_token"], ".2f"),
+                _shown(numbers["forward_ms_per_token"], ".1f"),
+            )
     size, made = outcome["memory"], outcome["vocabularies"]
     whole = Table(title="In all", title_justify="left", show_header=False)
     whole.add_column("")
@@ -218,6 +261,7 @@ def _print(outcome: dict[str, Any]) -> None:
         whole.add_row(what, _shown(None if value is None else value / 1e6, ",.0f", " MB"))
     out = show.console()
     out.print(speed)
+    out.print(each)
     out.print(whole)
 
 

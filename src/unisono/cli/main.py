@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, inspect, run, show
+from unisono.cli import bench, inspect, run, score, show
 from unisono.errors import EnsembleError
 
 
@@ -56,6 +56,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(inspect.inspect)
 app.command()(bench.bench)
+app.command()(score.score)
 
 
 def _version(wanted: bool) -> None:
@@ -77,6 +78,9 @@ def unisono(
 
 def main() -> None:
     """Run the command line; ends the process with its exit code."""
+    # Between two forwards llama.cpp's threads would go on spinning (OpenMP's habit) and take a core from the vote; beside
+    # another busy process they would wait for each other thirty times as long. Asleep, they wake in microseconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = _once_more
     nowhere = open(os.devnull, "w")  # noqa: SIM115  (as long as the process)

@@ -25,12 +25,14 @@ from unisono.cli.common import (
     Vote,
     configuration,
 )
-from unisono.errors import ConfigError, EnsembleError, PromptError
+from unisono.errors import ConfigError, EnsembleError, PromptError, UnknownName
 
 if TYPE_CHECKING:
+    from unisono.cli.votes import VoteTable
     from unisono.config import Config
     from unisono.engine import Stats, Step
     from unisono.ensemble import Ensemble, Generation
+    from unisono.words import By
 
 
 def run(
@@ -49,7 +51,13 @@ def run(
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="With --chat: a system message before it.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Steps to write at most (256 unless a file says otherwise).")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tokens to write at most (256 unless a file says otherwise): in voting on bytes, whole tokens of the"
+            " first member; in voting on pieces, pieces.",
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="A string that ends the text; may be given several times.")
@@ -60,9 +68,33 @@ def run(
     n_gpu_layers: NGpuLayers = None,
     vote: Vote = None,
     rule: Rule = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="In voting on bytes: drop a member's branches (ways to have tokenised the text) that have less than"
+            " this share of its probability. 0 is exact and slow; 0.01 is the default.",
+        ),
+    ] = None,
+    heal: Annotated[
+        bool | None,
+        typer.Option(
+            "--heal/--no-heal",
+            help="In voting on bytes: let the prompt's last token be the beginning of a longer one (the default), so"
+            " that a prompt may end inside a word.",
+        ),
+    ] = None,
     show_votes: Annotated[
-        bool, typer.Option("--show-votes", help="Print every step's choice and the members' favourites, then the text.")
+        bool, typer.Option("--show-votes", help="Print every word and the members' favourites, then the text.")
     ] = False,
+    votes_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT",
+            help="With --show-votes: a line for each word (the default in voting on bytes), character, or step (the"
+            " default in voting on pieces).",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Write every step to a file (schema: docs/trace.md).")
     ] = None,
@@ -87,9 +119,13 @@ def run(
         n_gpu_layers=n_gpu_layers,
         vote=vote,
         rule=rule,
+        epsilon=epsilon,
+        heal=heal,
     )
     if system is not None and not wanted.chat:
         raise ConfigError("--system is for a conversation: give --chat as well.")
+    _check_bytes(wanted, epsilon, heal)
+    by = votes_unit(wanted, show_votes, votes_by)
     from unisono.cli.trace import Trace, check_creatable
 
     if trace:
@@ -105,8 +141,11 @@ def run(
                     show.say(f"Note: {note}")
             made_by = origin(ensemble, wanted, text, system) if trace or json else {}
             record = Trace(trace, ensemble.names, made_by) if trace else None
-            readers = [_display(ensemble, show_votes, json), *([record.step] if record else [])]
-            finish, trouble = follow(generation, readers)
+            table = _table(ensemble, by, json) if by else None
+            display = table.step if table else _silent if json else _stream
+            finish, trouble = follow(generation, [display, *([record.step] if record else [])])
+            if table and not isinstance(trouble, BrokenPipeError):
+                table.end()
         finally:
             generation.close()
         error = str(trouble) if isinstance(trouble, EnsembleError) else None
@@ -122,9 +161,34 @@ def run(
         else:
             _finish_text(generation.text, show_votes)
         if not quiet:
-            show.say(f"{summary(generation.stats)}; finish: {finish}")
+            show.say(f"{summary(generation.stats, generation.text, wanted.vote)}; finish: {finish}")
         if trouble:
             raise trouble
+
+
+def _check_bytes(config: Config, epsilon: float | None, heal: bool | None) -> None:
+    """Refuse options that would change nothing. Raises ConfigError."""
+    if config.vote != "bytes" and (epsilon is not None or heal):
+        option = "--heal" if epsilon is None else "--epsilon"
+        raise ConfigError(f"{option} is for voting on bytes: leave it out, or give --vote bytes.")
+    if config.chat and heal:
+        raise ConfigError("--heal is for a plain prompt, and a conversation's ends where it should: leave it out.")
+
+
+def votes_unit(config: Config, show_votes: bool, votes_by: str | None) -> By | None:
+    """What the votes are shown by; None where they are not. Raises ConfigError, UnknownName."""
+    if not show_votes:
+        if votes_by is not None:
+            raise ConfigError("--votes-by is for --show-votes: give that as well.")
+        return None
+    from unisono.words import BY
+
+    if votes_by is None:
+        return "word" if config.vote == "bytes" else "step"
+    for by in BY:
+        if by == votes_by:
+            return by
+    raise UnknownName("unit for --votes-by", votes_by, BY)
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
@@ -200,15 +264,19 @@ def follow(
     return generation.finish, None
 
 
-def _display(ensemble: Ensemble, votes: bool, json: bool) -> Callable[[Step], None]:
-    """What shows a step on standard output; with --json, only votes are shown, and on standard error."""
-    if votes:
-        from unisono.cli.votes import VoteTable
+def _table(ensemble: Ensemble, by: By, json: bool) -> VoteTable:
+    """The members' votes on standard output, or on standard error where --json has that for itself."""
+    from unisono.cli.votes import VoteTable
 
-        return VoteTable(show.console(stderr=json), ensemble.names).step
-    if json:
-        return lambda step: None
-    return lambda step: show.put(step.text)
+    return VoteTable(show.console(stderr=json), ensemble.names, by)
+
+
+def _stream(step: Step) -> None:
+    show.put(step.text)
+
+
+def _silent(step: Step) -> None:
+    pass
 
 
 def _finish_text(text: str, votes: bool) -> None:
@@ -219,18 +287,19 @@ def _finish_text(text: str, votes: bool) -> None:
         show.put("\n")
 
 
-def summary(stats: Stats) -> str:
+def summary(stats: Stats, text: str, vote: str) -> str:
     """One line on what a text has cost."""
-    forwards = ", ".join(
-        f"{name} {n} ({seconds:.2f} s)"
-        for name, n, seconds in zip(stats.members, stats.n_forwards, stats.forward_s, strict=True)
-    )
+    tokens = "pieces" if vote == "pieces" else f"tokens of {stats.members[0]}"
     parts = [
-        f"{stats.n_tokens} tokens in {stats.n_steps} steps, {stats.n_bytes} bytes",
+        f"{stats.n_tokens} {tokens}, {len(text.encode())} bytes, {len(text)} characters",
         f"the first after {stats.first_s:.2f} s",
     ]
     if math.isfinite(stats.tokens_per_s):
         parts.append(f"then {stats.tokens_per_s:.1f} tokens/s")
     if math.isfinite(stats.overhead):
         parts.append(f"{100 * stats.overhead:.1f} % on top of the members' forwards")
-    return f"{', '.join(parts)}; forwards: {forwards}"
+    forwards = []
+    for name, n, seconds in zip(stats.members, stats.n_forwards, stats.forward_s, strict=True):
+        each = f"{n / stats.n_tokens:.2f} a token, " if stats.n_tokens else ""
+        forwards.append(f"{name} {n} ({each}{seconds:.2f} s)")
+    return f"{', '.join(parts)}; forwards: {', '.join(forwards)}"

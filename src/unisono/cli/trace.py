@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ class Trace:
     def __init__(self, path: Path, names: Sequence[str], header: Mapping[str, Any]) -> None:
         self._path, self._names, self._header = path, names, header
         self._file: TextIO | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._n_steps = 0
 
     def step(self, step: Step) -> None:
@@ -32,7 +34,8 @@ class Trace:
             except OSError as exc:
                 raise _refusal(self._path, exc) from exc
             self._write({"type": "header", **self._header})
-        self._write({"type": "step", "index": self._n_steps, **step_record(step, self._names)})
+        text = self._decoder.decode(step.piece, final=step.finish is not None)
+        self._write({"type": "step", "index": self._n_steps, "text": text, **step_record(step, self._names)})
         self._n_steps += 1
 
     def end(self, finish: str, stats: Stats, error: str | None = None) -> None:
@@ -101,5 +104,9 @@ def _spelled(key: str, piece: bytes) -> dict[str, str | None]:
 
 def stats_record(stats: Stats) -> dict[str, Any]:
     """Statistics as JSON can hold them, with what follows from them."""
-    derived = {"tokens_per_s": number(stats.tokens_per_s), "overhead": number(stats.overhead)}
+    derived = {
+        "tokens_per_s": number(stats.tokens_per_s),
+        "overhead": number(stats.overhead),
+        "forwards_per_token": [n / stats.n_tokens if stats.n_tokens else None for n in stats.n_forwards],
+    }
     return {**asdict(stats), **derived}

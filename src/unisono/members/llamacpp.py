@@ -69,6 +69,7 @@ class LlamaCppMember:
         ends: Sequence[int] | None = None,
     ) -> None:
         header = GGUFHeader.read(path)
+        vocabulary = remembered_vocabulary(path)  # before the model, so that a kind that cannot take part is named
         self._lib = lib = _library()
         self.name, self.path = name, path
         self._model = self._ctx = self._batch = None
@@ -88,7 +89,11 @@ class LlamaCppMember:
                 f" {_last_error() or 'it gave no reason'}."
             )
         self._vocab = lib.llama_model_get_vocab(self._model)
-        self.vocabulary = self._complete(remembered_vocabulary(path), ends)
+        try:
+            self.vocabulary = self._complete(vocabulary, ends)
+        except BaseException:
+            self.close()
+            raise
 
         trained = int(lib.llama_model_n_ctx_train(self._model))
         self.n_ctx_trained = trained if trained > 0 else None

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import weights
+from unisono.config import PRESETS, Config, MemberConfig, checked, preset, read_config, split_weight, weights_of
+from unisono.errors import ConfigError, UnknownName
+
+ONE = {"members": [{"model": "demo:smollm2-135m"}]}
+
+
+def test_what_is_left_out_has_the_documented_default() -> None:
+    config = checked(Config, ONE, "test.yaml")
+    assert (config.rule, config.max_tokens, config.stop, config.chat) == ("linear", 256, [], False)
+    [member] = config.members
+    assert (member.weight, member.name, member.threads, member.n_ctx, member.ends) == (None, None, None, 4096, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({**ONE, "rulee": "linear"}, r"No key in test.yaml named 'rulee'\. Did you mean 'rule'\?"),
+        ({"members": [{"model": "a", "wieght": 1}]}, r"No key in test.yaml named 'wieght'\. Did you mean 'weight'\?"),
+    ],
+)
+def test_a_key_that_does_not_exist_is_named_with_the_nearest_that_does(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnknownName, match=said):
+        checked(Config, values, "test.yaml")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "test.yaml: members: field required"),
+        ({"members": []}, r"test.yaml: members: list should have at least 1 item.*, not \[\]"),
+        ({"members": ["demo:a"]}, "test.yaml: members.0: .*, not 'demo:a'"),
+        ({"members": [{}]}, "test.yaml: members.0.model: field required"),
+        ({"members": [{"model": ""}]}, "test.yaml: members.0.model: .*, not ''"),
+        ({"members": [{"model": "a", "n_ctx": 0}]}, "test.yaml: members.0.n_ctx: .*greater than or equal to 8, not 0"),
+        ({"members": [{"model": "a", "n_contexts": 257}]}, "less than or equal to 256, not 257"),
+        ({"members": [{"model": "a", "weight": "heavy"}]}, "members.0.weight: .*valid number.*, not 'heavy'"),
+        ({**ONE, "threads": 0}, "threads: .*greater than or equal to 1, not 0"),
+        ({**ONE, "vote": "words"}, "vote: .*'bytes'.*'pieces'.*, not 'words'"),
+        ({**ONE, "max_tokens": 0}, "max_tokens: .*greater than or equal to 1, not 0"),
+        ({**ONE, "stop": "END"}, "stop: .*list.*, not 'END'"),
+        ([1], r"test.yaml: the whole: .*, not \[1\]"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_was_given(values: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked(Config, values, "test.yaml")
+
+
+def test_no_limit_on_tokens_is_written_null() -> None:
+    assert checked(Config, {**ONE, "max_tokens": None}, "test.yaml").max_tokens is None
+
+
+# Files
+
+
+def test_a_file_is_read_as_the_mapping_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "é.yaml"
+    path.write_text("members:\n- model: demo:smollm2-135m\n  weight: 0.7\nstop: ['語']\n", encoding="utf-8")
+    assert read_config(path) == {"members": [{"model": "demo:smollm2-135m", "weight": 0.7}], "stop": ["語"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"members: [", "is not valid YAML"),
+        (b"\xff\xfe\x00", "is not valid YAML"),
+        (b"a: !!python/object/apply:os.system ['true']", "is not valid YAML"),
+        (b"", "must hold keys and values.*it holds NoneType"),
+        (b"- a\n- b\n", "must hold keys and values.*it holds list"),
+        (b"just text", "must hold keys and values.*it holds str"),
+    ],
+)
+def test_a_file_that_holds_no_configuration_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "test.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_config(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing.yaml cannot be read: No such file"):
+        read_config(tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match=f"{tmp_path.name} cannot be read: Is a directory"):
+        read_config(tmp_path)
+
+
+# Weights
+
+
+@given(st.integers(1, 5).flatmap(weights), st.floats(1e-200, 1e200))
+def test_weights_keep_their_proportions_and_sum_to_1_at_any_scale(given_weights: list[float], scale: float) -> None:
+    names = [str(n) for n in range(len(given_weights))]
+    scaled = weights_of([w * scale for w in given_weights], names)
+    total = math.fsum(given_weights)
+    assert scaled.tolist() == pytest.approx([w / total for w in given_weights])
+    assert scaled.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_without_weights_all_are_equal(n: int) -> None:
+    assert weights_of([None] * n, [str(k) for k in range(n)]).tolist() == [1 / n] * n
+
+
+@pytest.mark.parametrize(
+    ("given_weights", "said"),
+    [
+        ([1.0], "1 weights for 2 members"),
+        ([1.0, 2.0, 3.0], "3 weights for 2 members"),
+        ([1.0, None], "two has no weight, but others have"),
+        ([0.0, 1.0], "one's weight is 0.0: weights must be positive"),
+        ([1.0, -2.0], "two's weight is -2.0: weights must be positive"),
+        ([math.nan, 1.0], "one's weight is nan"),
+        ([1.0, math.inf], "two's weight is inf"),
+        ([1e-320, 1.0], "one's weight is next to nothing"),
+        ([1e300, 1e-300], "two's weight is next to nothing"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(given_weights: list[float | None], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        weights_of(given_weights, ["one", "two"])
+
+
+def test_nobody_has_no_weights() -> None:
+    with pytest.raises(ConfigError, match="at least one member"):
+        weights_of([], [])
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("demo:smollm2-135m", ("demo:smollm2-135m", None)),
+        ("demo:smollm2-135m=2", ("demo:smollm2-135m", 2.0)),
+        ("gguf:a=b.gguf=0.5", ("gguf:a=b.gguf", 0.5)),
+        ("a.gguf=-1", ("a.gguf", -1.0)),
+    ],
+)
+def test_a_weight_stands_behind_the_last_equals_sign(argument: str, expected: tuple[str, float | None]) -> None:
+    assert split_weight(argument) == expected
+
+
+def test_a_path_that_exists_is_a_path_whatever_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "q=4"
+    path.write_bytes(b"")
+    assert split_weight(str(path)) == (str(path), None)
+    assert split_weight(f"gguf:{path}") == (f"gguf:{path}", None)
+    assert split_weight(f"{path}=0.5") == (str(path), 0.5)
+
+
+def test_a_weight_that_is_no_number_is_an_error_that_shows_how_to_write_one() -> None:
+    with pytest.raises(ConfigError, match=r"'heavy' in 'demo:a=heavy' is no weight: write demo:a=0.5"):
+        split_weight("demo:a=heavy")
+
+
+def test_a_preset_is_found_by_name_and_its_specs_are_sound() -> None:
+    for name in PRESETS:
+        assert [MemberConfig(model=spec).model for spec in preset(name)] == PRESETS[name]
+    with pytest.raises(UnknownName, match=r"No preset named 'demos'. Did you mean 'demo'"):
+        preset("demos")
