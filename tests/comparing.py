@@ -23,9 +23,10 @@ by a few hundredths: up to 0.09 was measured, with llama.cpp's own programs too.
 N_BATCH = 48
 """Tokens at once, here: from 64 on, llama.cpp computes attention in another way."""
 
-TEXT = """The lighthouse stood on the northern cape, where the ships from Bergen turned towards the open sea. Every
-evening the keeper climbed the two hundred and twelve steps, lit the lamp, and wrote the weather into a large green book.
-In the winter of 1894 the storm took the jetty, the boat house and half of the garden wall; the lamp went on burning. """
+TEXT = """The lighthouse stood on the northern cape, where the ships from Bergen turned towards the open sea.
+Every evening the keeper climbed the two hundred and twelve steps, lit the lamp, and wrote the weather into a large
+green book. In the winter of 1894 the storm took the jetty, the boat house and half of the garden wall; the lamp went
+on burning. """
 
 
 def line(member: Member, n: int, start: int = 0) -> list[int]:

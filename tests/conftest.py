@@ -17,7 +17,7 @@ from unisono.demo import demo_path
 from unisono.errors import DemoNotInstalled
 from unisono.members.llamacpp import LlamaCppMember
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # llama.cpp's threads sleep between forwards, as under the CLI
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as under the command line; see cli/main.py
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Data and models that lie beside the repository on some machines."""

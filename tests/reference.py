@@ -60,10 +60,10 @@ def longest_match(vocabulary: Vocabulary, data: bytes) -> list[int] | None:
 
 
 def union_pieces(vocabularies: Sequence[Vocabulary]) -> list[bytes]:
-    """END, and every piece of any vocabulary that all can spell: the first member's in the order of its usual ids, then
-    what each further member adds."""
+    """END, and every piece of any vocabulary that all can spell: those of the vocabulary with the most text ids in the
+    order of its usual ids, then what each smaller one adds."""
     out = [END]
-    for v in vocabularies:
+    for v in sorted(vocabularies, key=lambda v: -sum(is_text(v, i) for i in range(len(v.pieces)))):
         for piece in sorted(text_pieces(v), key=lambda piece: usual_id(v, piece)):
             if piece not in out and all(longest_match(other, piece) is not None for other in vocabularies):
                 out.append(piece)

@@ -50,6 +50,7 @@ class Twin:
             self.ids, self.first = self.ids[:-1], self.vocabulary.pieces[self.ids[-1]]
         self.begun = self.first + prompt.tail
         self._known: dict[tuple[int, ...], dict[int, float]] = {}
+        self._masses: dict[bytes, float] = {}
 
     def probabilities(self, written: tuple[int, ...]) -> dict[int, float]:
         """Of every id that is no control token, after the prompt and these."""
@@ -67,8 +68,10 @@ class Twin:
 
     def mass(self, text: bytes) -> float:
         """The probability that what follows the prompt begins with the text."""
-        ways = tokenisations(self.vocabulary, self.begun + text, self.first)
-        return math.fsum(self.probability(way) for way in ways)
+        if text not in self._masses:
+            ways = tokenisations(self.vocabulary, self.begun + text, self.first)
+            self._masses[text] = math.fsum(self.probability(way) for way in ways)
+        return self._masses[text]
 
     def exact(self, text: bytes) -> list[tuple[int, ...]]:
         """The ways to write the text in whole tokens."""
@@ -133,16 +136,17 @@ def masked(vote: ByteVote, allowed: set[int]) -> dict[int, float]:
 
 def ballot(twins: Sequence[Twin], text: bytes, tail: bytes = b"", utf8: bool = True) -> list[dict[int, float]]:
     """The members' votes over what all of them can take and what keeps the text valid UTF-8."""
+    votes = [twin.vote(text) for twin in twins]
     allowed = {
         choice
-        for choice in range(N_CHOICES)
+        for choice in {choice for vote in votes for choice in vote}
         if (not utf8 or goes_on(tail + text, choice)) and all(twin.can_take(text, choice) for twin in twins)
     }
-    return [masked(twin.vote(text), allowed) for twin in twins]
+    return [masked(vote, allowed) for vote in votes]
 
 
 def pooled(votes: Sequence[ByteVote], weights: Sequence[float]) -> dict[int, float]:
-    """Weighted mean of the probabilities; empty if nobody wants anything."""
+    """Weighted mean of the probabilities; empty if nobody wants anything that can be chosen."""
     choices = sorted({choice for vote in votes for choice in vote})
     return {c: math.fsum(w * vote.get(c, 0.0) for w, vote in zip(weights, votes, strict=True)) for c in choices}
 
@@ -150,7 +154,7 @@ def pooled(votes: Sequence[ByteVote], weights: Sequence[float]) -> dict[int, flo
 # The plain way to drive voters
 
 
-def settle(voter: Voter, most: int = 1000) -> int:
+def settle(voter: Voter, most: int = 100) -> int:
     """Read what the voter waits for, one forward a round; how many rounds that took."""
     n = 0
     while feeds := voter.pending():

@@ -126,7 +126,19 @@ def test_a_piece_is_spelled_by_its_own_token_or_else_by_the_tokenizer(
     assert speller.spell(piece) is ids
 
 
-def test_a_tokenizer_that_would_write_something_else_is_not_asked_twice() -> None:
+def test_a_members_own_token_comes_before_what_its_tokenizer_would_write_and_that_before_the_longest_match() -> None:
+    v = Vocabulary.build([b"a", b"b", b"ab", b"aba"])
+
+    class Splitting(TableMember):
+        def encode(self, text: str, *, special: bool = False) -> list[int]:
+            return [b"ab".index(byte) for byte in text.encode()]
+
+    speller = Speller(Splitting("splitting", v, {}))
+    assert speller.spell(b"ab") == (2,)
+    assert speller.spell(b"abab") == (0, 1, 0, 1)
+
+
+def test_a_tokenizer_that_would_write_something_else_is_not_believed() -> None:
     class Wrong(TableMember):
         def encode(self, text: str, *, special: bool = False) -> list[int]:
             return [A]

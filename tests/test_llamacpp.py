@@ -116,27 +116,25 @@ def test_a_cache_filled_emptied_and_filled_again_stays_right(model: LlamaCppMemb
 
 
 class Failing:
-    """In the place of a member's `_decode`: raises at the given call."""
+    """In the place of a member's `_decode`: raises at the given call, before or after llama.cpp has done it."""
 
-    def __init__(self, model: LlamaCppMember, fail_at: int, error: BaseException) -> None:
-        self.decode, self.n_left, self.error = model._decode, fail_at, error
+    def __init__(self, model: LlamaCppMember, fail_at: int, error: BaseException, done: bool = False) -> None:
+        self.decode, self.n_left, self.error, self.done = model._decode, fail_at, error, done
 
     def __call__(self, chunk: Sequence[tuple[int, int, int, int, bool]]) -> None:
+        if self.n_left > 0 or self.done:
+            self.decode(chunk)
         if self.n_left == 0:
             raise self.error
         self.n_left -= 1
-        self.decode(chunk)
 
 
-@pytest.mark.parametrize(
-    ("fail_at", "error"), [(0, KeyboardInterrupt()), (1, BackendError("no")), (2, BackendError("no"))]
-)
+@pytest.mark.parametrize("failure", [(1, BackendError("no")), (0, KeyboardInterrupt(), True), (2, KeyboardInterrupt())])
 def test_a_read_that_fails_in_its_midst_leaves_every_context_as_it_was(
     model: LlamaCppMember,
     same: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
-    fail_at: int,
-    error: BaseException,
+    failure: tuple[int, BaseException],
 ) -> None:
     ids, others = line(model, 40), line(model, 40, start=100)
     one, other, bystander = model.new(), model.new(), model.new()
@@ -144,8 +142,8 @@ def test_a_read_that_fails_in_its_midst_leaves_every_context_as_it_was(
     read(model, other, 0, others[:6])
     fork = model.fork(one, 12)
 
-    monkeypatch.setattr(model, "_decode", Failing(model, fail_at, error))
-    with pytest.raises(type(error)):
+    monkeypatch.setattr(model, "_decode", Failing(model, *failure))
+    with pytest.raises(type(failure[1])):
         model.forward([Feed(one, 15, others[:20]), Feed(other, 6, others[6:30], rows=2), Feed(fork, 4, others[:3])])
     monkeypatch.undo()
 
@@ -181,20 +179,24 @@ def test_what_a_failed_read_has_lost_is_read_again_even_by_a_fork(
 
 @pytest.mark.slow
 def test_a_text_longer_than_the_sliding_window_can_go_back_and_fork(open_model: Load) -> None:
-    """Gemma 3's window is 512 tokens: what has slid out of it must still be there for who goes back. The text is a list
-    of numbers, and what is read again is a part of it; what comes next can be told only from what stood far before."""
-    model = open_model("gemma3-270m", n_ctx=1024, n_batch=256, n_contexts=3, n_cells=2048)
-    numbers = [str(n * 7919 % 10000) for n in range(1, 160)]
-    ids = [*model.vocabulary.begin, *model.encode(" ".join(numbers))[:700]]
-    assert len(ids) > 640
+    """Gemma 3's window is 512 tokens, and llama.cpp would keep some 1,280 for two contexts: what has slid out must
+    still be there for who goes back. The text is a list of numbers, and what is read again is a part of it: what comes
+    next can be told only from what stood before."""
+    model = open_model("gemma3-270m", n_ctx=1536, n_batch=128, n_contexts=2, n_cells=3072)
+    numbers = " ".join(str(n * 7919 % 10000) for n in range(1, 320))
+    ids = [*model.vocabulary.begin, *model.encode(numbers)][:1400]
+    assert len(ids) == 1400
     context = model.new()
     read(model, context, 0, ids)
-    fork = model.fork(context, 600)
-    for c, at in ((fork, 600), (context, 300), (context, 100)):
+    fork = model.fork(context, 700)
+    outs = []
+    for c, at in ((fork, 700), (context, 300)):
         again = ids[at - 90 : at - 60]  # as the text goes on from there, so it goes on from here
-        out = read(model, c, at, again)
-        assert int(out.argmax()) == ids[at - 60]
-        assert_same(out, read_anew(model, [*ids[:at], *again]), LOOSE)
+        outs.append(([*ids[:at], *again], read(model, c, at, again)))
+        assert int(outs[-1][1].argmax()) == ids[at - 60]
+        model.drop(c)
+    for text, out in outs:
+        assert_same(out, read_anew(model, text), LOOSE)
 
 
 # What it says of files and options
@@ -269,27 +271,35 @@ MAX_TOKENS = 64
 
 
 def own_texts(path: Path) -> Iterator[tuple[list[int], bytes, str]]:
-    """For every prompt: its ids, the bytes that llama.cpp's own greedy loop writes, and its program's text."""
+    """For every prompt, from llama-cpp-python's own program: the prompt's ids, its tokens' bytes, and its text."""
     from llama_cpp import Llama
 
     llm: Any = Llama(
-        str(path), n_ctx=512, n_batch=512, n_threads=N_THREADS, n_threads_batch=N_THREADS,
-        flash_attn=True, swa_full=True, verbose=False,
-    )  # fmt: skip
+        str(path),
+        n_ctx=512,
+        n_batch=512,
+        n_threads=N_THREADS,
+        n_threads_batch=N_THREADS,
+        flash_attn=True,  # as llama.cpp itself chooses, and so do we
+        swa_full=True,
+        verbose=False,
+    )
+    generate, written = llm.generate, list[int]()
+
+    def recorded(*given: Any, **named: Any) -> Iterator[int]:
+        for i in generate(*given, **named):
+            written.append(i)
+            yield i
+
+    llm.generate = recorded
     try:
         for prompt in PROMPTS:
             ids = llm.tokenize(prompt.encode(), add_bos=llm._model.add_bos_token(), special=False)
-            llm.reset()
-            written: list[int] = []
-            for i in llm.generate(ids, temp=0.0):
-                if i in (llm.token_eos(), llm._model.token_eot()):
-                    break
-                written.append(i)
-                if len(written) == MAX_TOKENS:
-                    break
-            llm.reset()
-            completion = llm.create_completion(prompt, temperature=0.0, max_tokens=MAX_TOKENS)
-            yield ids, llm.detokenize(written, prev_tokens=ids), completion["choices"][0]["text"]
+            llm.reset()  # or it would go on from what two prompts have in common, in batches of another size
+            written.clear()
+            [choice] = llm.create_completion(prompt, temperature=0.0, max_tokens=MAX_TOKENS)["choices"]
+            ended = choice["finish_reason"] == "stop"
+            yield ids, llm.detokenize(written[: -1 if ended else MAX_TOKENS], prev_tokens=ids), choice["text"]
     finally:
         llm.close()
 
@@ -308,5 +318,10 @@ def test_an_ensemble_of_one_or_of_two_copies_writes_what_llama_cpp_writes(
             assert generation.stats.n_prompt == [len(ids)] * len(members)
             written = b"".join(step.piece for step in generation)
             assert written == data, prompt
-            assert written.decode(errors="ignore") == text, prompt
             assert generation.text == written.decode(errors="replace")
+            whole = written.decode(errors="ignore")
+            if generation.text == whole:
+                assert whole == text, prompt
+            else:  # its program writes a character to its end, beyond the number of tokens it was given
+                assert text.startswith(whole), prompt
+                assert len(text) <= len(whole) + 1, prompt

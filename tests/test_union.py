@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import reference
 from strategies import vocabularies
+from unisono import union as union_module
 from unisono.arrays import FloatArray
 from unisono.union import END, UnionVocabulary, unreadable
 from unisono.vocabulary import Kind, Vocabulary
@@ -36,14 +37,18 @@ def test_a_remembered_union_is_the_built_one(vocabularies: list[Vocabulary]) -> 
             assert one.n_ids == other.n_ids
 
 
-@given(several, st.integers(0, 1 << 20))
-def test_a_vote_is_the_masked_softmax_summed_by_piece(vocabularies: list[Vocabulary], seed: int) -> None:
+def check_votes(vocabularies: list[Vocabulary], seed: int) -> None:
     union = UnionVocabulary.build(vocabularies)
     for m, v in enumerate(vocabularies):
         logits = logits_for(v, seed + m)
         vote = union.vote(m, logits)
         expected = reference.vote(v, union.pieces, logits)
         np.testing.assert_allclose(vote, [expected[p] for p in union.pieces], rtol=1e-9, atol=1e-12)
+
+
+@given(several, st.integers(0, 1 << 20))
+def test_a_vote_is_the_masked_softmax_summed_by_piece(vocabularies: list[Vocabulary], seed: int) -> None:
+    check_votes(vocabularies, seed)
 
 
 @given(several, st.integers(0, 1 << 20))
@@ -80,10 +85,37 @@ def test_shared_pieces_are_those_that_every_member_has(vocabularies: list[Vocabu
     assert UnionVocabulary.build(vocabularies).n_shared == len(shared)
 
 
-def test_union_ids_are_end_and_then_the_members_pieces_in_their_order() -> None:
+def test_union_ids_are_end_and_then_the_pieces_of_the_largest_vocabulary_in_their_order() -> None:
     a, b = Vocabulary.build([b"b", b"a"]), Vocabulary.build([b"a", b"ab", b"b"])
-    assert list(UnionVocabulary.build([a, b]).pieces) == [b"", b"b", b"a", b"ab"]
-    assert list(UnionVocabulary.build([b, a]).pieces) == [b"", b"a", b"ab", b"b"]
+    c = Vocabulary.build([b"b", b"abb", b"a"])
+    assert list(UnionVocabulary.build([a, b]).pieces) == list(UnionVocabulary.build([b, a]).pieces)
+    assert list(UnionVocabulary.build([a, b]).pieces) == [b"", b"a", b"ab", b"b"]
+    assert list(UnionVocabulary.build([b, c]).pieces) == [b"", b"a", b"ab", b"b", b"abb"]
+
+
+@given(several, st.integers(0, 1 << 20))
+def test_a_vote_is_the_same_where_ids_and_union_ids_run_side_by_side(vocabularies: list[Vocabulary], seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # small vocabularies are projected as large ones are
+        patch.setattr(union_module, "SHORTEST", 2)
+        patch.setattr(union_module, "PORTION", 3)
+        check_votes(vocabularies, seed)
+
+
+@pytest.mark.parametrize("n", [255, 256, 257, 5000, 40000])
+def test_a_vote_of_a_large_vocabulary_is_the_softmax(n: int) -> None:
+    """Long enough for stretches and their portions; some pieces shared, some masked."""
+    names = [b"%06d" % k for k in range(n)]
+    large = Vocabulary.build([*names, b"", *names[: n // 3]], kinds={n: Kind.END, 7: Kind.CONTROL})
+    other = Vocabulary.build([*names[50:], *(bytes([b]) for b in range(256))])
+    union = UnionVocabulary.build([large, other])
+    logits = logits_for(large, n)
+    masses = np.exp(logits)
+    expected = dict.fromkeys(union.pieces, 0.0)
+    for i, piece in enumerate(large.pieces):
+        if piece in expected and i != 7:
+            expected[piece] += masses[i]
+    total = sum(expected.values())
+    np.testing.assert_allclose(union.vote(0, logits), [expected[p] / total for p in union.pieces], rtol=1e-9)
 
 
 def test_the_mass_of_what_some_member_cannot_read_goes_to_the_rest() -> None:

@@ -22,6 +22,9 @@ File = IO[bytes]
 FORMAT = 1
 """Part of every name; raised when what is stored changes."""
 
+COUNT = "n_tables"
+"""Under this name a file says how many tables it holds."""
+
 log = logging.getLogger(__name__)
 
 
@@ -40,14 +43,17 @@ def remembered(kind: str, key: str, make: Callable[[], Tables]) -> Tables:
     try:
         # numpy leaves a file open that it opened itself and found damaged
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return dict(stored)
+            kept = dict(stored)
+        if int(kept.pop(COUNT)) != len(kept):  # a damaged directory of a zip file may leave some out
+            raise ValueError("tables are missing")
+        return kept
     except FileNotFoundError:
         pass
     except Exception as exc:  # a damaged zip file may fail in any way
         log.info("made again, as it cannot be read: %s (%s)", path, exc)
     tables = make()
     try:
-        write_whole(path, lambda file: np.savez(file, **tables))  # type: ignore[arg-type]
+        write_whole(path, lambda file: np.savez(file, **tables, **{COUNT: np.array(len(tables))}))  # type: ignore[arg-type]
     except OSError as exc:
         log.info("not cached: %s (%s)", path, exc)
     return tables

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unisono.arrays import Probs, Votes
+from unisono.arrays import Probs
 from unisono.text import TextStream
-from unisono.voting.base import Unit, Voter
+from unisono.voting.base import Opinion, Pooled, Unit, Voter
 
 Finish = Literal["end", "stop", "length", "interrupted"]
 """Why a text is over: the ensemble ended it; a stop string came; max_tokens or a context's end was reached;
@@ -34,7 +34,7 @@ class Step:
     """One choice."""
 
     piece: bytes
-    """What was chosen; b"" is the end of the text."""
+    """What was chosen; b"" is the end of the text, or, with no votes, that there was no room for a choice."""
     logprob: float
     """Natural log of its pooled probability."""
     votes: tuple[MemberVote, ...]
@@ -98,7 +98,7 @@ class Limits:
 def write(
     unit: Unit,
     voters: Sequence[Voter],
-    pool: Callable[[Votes], Probs],
+    pool: Callable[[Sequence[Voter]], Pooled],
     choose: Callable[[Probs], int],
     limits: Limits,
     stats: Stats,
@@ -108,16 +108,18 @@ def write(
     clock = time.perf_counter
     begun = clock()
     while True:
-        read_pending(voters, stats)
-        votes = unit.ballot(voters)
-        pooled = pool(votes)
-        choice = choose(pooled)
+        if not read_pending(voters, stats):
+            yield Step(b"", 0.0, (), stream.finish(), "length")
+            return
+        pooled = pool(voters)
+        choice = choose(pooled.probs)
 
         piece = unit.spelled(choice)
         stats.n_steps += 1
         stats.n_bytes += len(piece)
         text = stream.add(piece)
         finish: Finish | None = None
+        thoughts = tuple(_thought(unit, opinion) for opinion in pooled.opinions(choice))
         if choice == unit.end:
             finish = "end"
         else:
@@ -131,8 +133,7 @@ def write(
                 finish = "length"
         if finish:
             text += stream.finish()
-        thoughts = tuple(_thought(unit, vote, choice) for vote in votes)
-        step = Step(piece, _log(pooled[choice]), thoughts, text, finish)
+        step = Step(piece, _log(pooled.probs[choice]), thoughts, text, finish)
         now = clock()
         stats.wall_s += now - begun
         if stats.n_steps == 1:
@@ -144,21 +145,23 @@ def write(
         begun = clock()
 
 
-def read_pending(voters: Sequence[Voter], stats: Stats) -> None:
-    """One forward a member for all that its voters wait for."""
+def read_pending(voters: Sequence[Voter], stats: Stats) -> bool:
+    """One forward a member for all that its voters wait for; False if that does not fit its context."""
     for number, voter in enumerate(voters):
         while feeds := voter.pending():
+            if any(feed.at + len(feed.ids) > voter.member.n_ctx for feed in feeds):
+                return False
             before = time.perf_counter()
             logits = voter.member.forward(feeds)
             stats.forward_s[number] += time.perf_counter() - before
             stats.n_forwards[number] += 1
             stats.n_read[number] += sum(len(feed.ids) for feed in feeds)
             voter.read(logits)
+    return True
 
 
-def _thought(unit: Unit, vote: Probs, choice: int) -> MemberVote:
-    best = int(vote.argmax())
-    return MemberVote(unit.spelled(best), _log(vote[best]), _log(vote[choice]))
+def _thought(unit: Unit, opinion: Opinion) -> MemberVote:
+    return MemberVote(unit.spelled(opinion.favourite), _log(opinion.favourite_prob), _log(opinion.prob))
 
 
 def _log(probability: float) -> float:

@@ -16,7 +16,7 @@ from unisono.pooling import RULES
 from unisono.registry import open_member, short_name
 from unisono.sampling import greedy
 from unisono.score import Score, score_bytes
-from unisono.voting.base import MemberPrompt, Unit, Voter
+from unisono.voting.base import MemberPrompt, Pooled, Unit, Voter
 from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting
 from unisono.voting.pieces import PieceVoting
 
@@ -54,6 +54,9 @@ class Ensemble:
         self.unit: Unit = (
             PieceVoting(self.members) if vote == "pieces" else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
         )
+
+    def _pool_voters(self, voters: Sequence[Voter]) -> Pooled:
+        return self.unit.pool(voters, RULES[self.rule], self.weights)
 
     def _pool(self, votes: Votes) -> Probs:
         return RULES[self.rule](votes, self.weights)
@@ -212,7 +215,7 @@ class Generation(Iterator[Step]):
         except BaseException:
             self.close()
             raise
-        self._steps = write(ensemble.unit, self._voters, ensemble._pool, greedy, limits, self.stats)
+        self._steps = write(ensemble.unit, self._voters, ensemble._pool_voters, greedy, limits, self.stats)
 
     def __next__(self) -> Step:
         try:

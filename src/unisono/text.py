@@ -128,8 +128,8 @@ def _between(low: int, high: int) -> BoolArray:
 def split_characters(data: bytes) -> tuple[str, bytes]:
     """The whole characters, and the beginning of one that the data ends in.
 
-    >>> split_characters(b"caf\xc3")
-    ('caf', b'\xc3')
+    >>> split_characters("café".encode()[:-1])
+    ('caf', b'\\xc3')
 
     Raises:
         UnicodeDecodeError: it is not the beginning of any UTF-8 text.

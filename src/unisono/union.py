@@ -20,6 +20,13 @@ from unisono.vocabulary import Vocabulary
 END = 0
 """The union id of the end of the text."""
 
+SHORTEST = 256
+"""Stretches of ids that count up beside the union ids are read as one from this length on."""
+
+
+PORTION = 1 << 15
+"""How many of a stretch at once."""
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -34,39 +41,85 @@ class Projection:
     n_ids: int
     """The width of the member's logits."""
 
-    def carry(self, masses: FloatArray, out: FloatArray) -> None:
-        """Carry float[n_ids + 1] of masses, the last of them 0, onto the union, float[n_union]: what several ids share
-        is summed, what the member does not have gets 0."""
-        if self._dense:
-            masses.take(self.usual, out=out, mode="clip")  # with this mode numpy writes straight into `out`
-        else:
-            out[...] = 0
-            out[self._own] = masses[self._own_ids]
-        np.add.at(out, self.extra_union, masses[self.extra_ids])
+    def shares(self, logits: FloatArray, out: FloatArray | None = None) -> tuple[FloatArray, float]:
+        """exp(logits - top) of the member's own union ids, float[n_own] in the order of `own`, and the sum of all; what
+        several ids share is summed. `top` is the highest logit. Written into `out` where that fits: asking the system
+        for new megabytes at every step costs more than the sums.
+
+        Raises:
+            FloatingPointError: a logit is nan or +inf, or nothing is left.
+        """
+        if out is None or out.shape != self.own.shape or out.dtype != logits.dtype:
+            out = np.empty(len(self.own), dtype=logits.dtype)
+        for again in (False, True):
+            top = logits[self.used].max(initial=-np.inf) if again else logits.max()
+            if not -np.inf < top < np.inf:  # nan is not, either
+                break
+            total = self._exp(logits, top, out)
+            if total > 1e-20:
+                return out, total
+            # A masked token towers so high that the rest underflows: measure from the highest that counts instead.
+        raise FloatingPointError("no finite logits")
+
+    def _exp(self, logits: FloatArray, top: float, out: FloatArray) -> float:
+        """Ids count up beside the union ids over long stretches, so most of it is read straight through, in portions
+        that stay in the processor's cache: after a forward nothing else does."""
+        total = 0.0
+        for at, i, n in self._stretches:
+            for k in range(0, n, PORTION):
+                part = out[at + k : at + min(k + PORTION, n)]
+                np.subtract(logits[i + k : i + k + len(part)], top, out=part)
+                total += float(np.exp(part, out=part).sum())
+        lone = np.exp(logits.take(self._lone_ids) - top)
+        out[self._lone] = lone
+        extra = np.exp(logits.take(self.extra_ids) - top)
+        np.add.at(out, self._extra, extra)
+        return total + float(lone.sum()) + float(extra.sum())
 
     @property
     def used(self) -> IntArray:
         """int64[n]: every id of the member that counts."""
-        return np.concatenate([self._own_ids, self.extra_ids])
+        return np.concatenate([self.usual[self.own], self.extra_ids])
 
     @cached_property
-    def _own(self) -> IntArray:
+    def own(self) -> IntArray:
+        """int64[n_own]: the union ids that the member has, ascending."""
         return np.flatnonzero(self.usual < self.n_ids)
 
     @cached_property
-    def _own_ids(self) -> IntArray:
-        return self.usual[self._own]
+    def _extra(self) -> IntArray:
+        """Where in `own` the extra ids belong."""
+        return np.searchsorted(self.own, self.extra_union)
 
     @cached_property
-    def _dense(self) -> bool:
-        return 2 * len(self._own) > len(self.usual)
+    def _runs(self) -> tuple[list[tuple[int, int, int]], IntArray]:
+        """Stretches (place in `own`, id, length) in which ids count up, and the places outside of them."""
+        ids = self.usual[self.own]
+        breaks = np.flatnonzero(np.diff(ids) != 1) + 1
+        starts = np.concatenate([[0], breaks]) if len(ids) else breaks
+        lengths = np.diff(np.concatenate([starts, [len(ids)]]))
+        long = lengths >= SHORTEST
+        stretches = [(int(s), int(ids[s]), int(n)) for s, n in zip(starts[long], lengths[long], strict=True)]
+        return stretches, np.flatnonzero(np.repeat(~long, lengths))
+
+    @property
+    def _stretches(self) -> list[tuple[int, int, int]]:
+        return self._runs[0]
+
+    @property
+    def _lone(self) -> IntArray:
+        return self._runs[1]
+
+    @cached_property
+    def _lone_ids(self) -> IntArray:
+        return self.usual[self.own[self._lone]]
 
 
 @dataclass(frozen=True, eq=False)
 class UnionVocabulary:
-    """Every piece once each: END, then the first member's pieces in the order of its ids, then what each further member
-    adds in the order of its own. So the same members always give the same union ids, and a member's ids and its union
-    ids run side by side, which makes projecting a walk through memory instead of a hunt.
+    """Every piece once each: END, then the pieces of the largest vocabulary in the order of its ids, then what each
+    smaller one adds in the order of its own. So the same members always give the same union ids, and where most of the
+    work is, ids and union ids run side by side: projecting is a walk through memory instead of a hunt.
 
     >>> from unisono.vocabulary import Kind
     >>> a = Vocabulary.build([b"", b"he", b"llo"], kinds={0: Kind.END})
@@ -87,7 +140,7 @@ class UnionVocabulary:
     def build(cls, vocabularies: Sequence[Vocabulary]) -> UnionVocabulary:
         """From the members' vocabularies. A piece that some member cannot read is left out: its mass is masked."""
         place: dict[bytes, int] = {b"": END}
-        for v in vocabularies:
+        for v in sorted(vocabularies, key=lambda v: -len(v.text_ids)):
             pieces = v.pieces
             for i in v.usual_ids.tolist():
                 place.setdefault(pieces[i], len(place))
@@ -129,22 +182,10 @@ class UnionVocabulary:
             FloatingPointError: a logit is nan or +inf, or nothing is left.
         """
         projection = self.projections[member]
-        masses = np.empty(len(logits) + 1, dtype=logits.dtype)
-        out = np.empty(len(self.pieces), dtype=logits.dtype)
-        masses[-1] = 0
-        for again in (False, True):
-            top = logits[projection.used].max(initial=-np.inf) if again else logits.max()
-            if not -np.inf < top < np.inf:  # nan is not, either
-                break
-            with np.errstate(over="ignore"):  # of what is masked, where that is above `top`
-                np.exp(np.subtract(logits, top, out=masses[:-1]), out=masses[:-1])
-            projection.carry(masses, out)
-            total = out.sum()
-            if total > 1e-20:
-                out /= total
-                return out
-            # A masked token towers so high that the rest underflows: measure from the highest that counts instead.
-        raise FloatingPointError("no finite logits")
+        shares, total = projection.shares(logits)
+        out = np.zeros(len(self.pieces), dtype=logits.dtype)
+        out[projection.own] = shares / total
+        return out
 
     @property
     def n_shared(self) -> int:

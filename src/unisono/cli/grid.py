@@ -16,10 +16,10 @@ import numpy as np
 from unisono.arrays import FloatArray
 from unisono.errors import ConfigError
 
-MOST_POINTS = 100_000
-"""On a grid; a megabyte of text takes ten seconds for every thousand."""
-CHUNK = 1 << 21
-"""How many numbers are held at a time."""
+MOST_POINTS = 20_000
+"""On a grid; a megabyte of text takes about 15 s for every thousand."""
+CHUNK = 1 << 16
+"""How many numbers are held at a time; what stays in the processor's cache is twice as fast."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def simplex(n_members: int, n_parts: int) -> FloatArray:
     >>> simplex(2, 2).tolist()
     [[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]]
     """
-    bars = np.array(list(combinations(range(n_parts + n_members - 1), n_members - 1)), dtype=np.int64)
-    bars = bars.reshape(-1, n_members - 1)
+    places = list(combinations(range(n_parts + n_members - 1), n_members - 1))
+    bars = np.array(places, dtype=np.int64).reshape(len(places), n_members - 1)
     last = np.full((len(bars), 1), n_parts + n_members - 1)
     edges = np.concatenate([np.full_like(last, -1), bars, last], axis=1)
     out: FloatArray = (np.diff(edges, axis=1) - 1) / n_parts

@@ -191,7 +191,8 @@ class Checkpoint:
         assert self._file is not None
         at, n_lines, n_bytes = self._file.tell(), self._n_lines, 0
         while (record := self._line()) is not None:
-            n_bytes += record.get("bytes", 0)
+            found = record.get("bytes")
+            n_bytes += found if isinstance(found, int) else 0  # if it is damaged, that is told when it is taken
         self._file.seek(at)
         self._n_lines = n_lines
         return n_bytes

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from unisono.arrays import Logits, Probs, Votes
+from unisono.arrays import Logits, Probs, Weights
 from unisono.members.base import Feed, Member
+from unisono.pooling import Rule
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,27 @@ class Voter(Protocol):
         """Let go of the contexts. Closing twice is harmless."""
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """What the members think together, and what each of them thinks."""
+
+    probs: Probs
+    """float[n_choices]."""
+    opinions: Callable[[int], list[Opinion]]
+    """One a member, on the choice that is given."""
+
+
+class Opinion(NamedTuple):
+    """What one member thinks of a choice."""
+
+    favourite: int
+    """The choice it likes best."""
+    favourite_prob: float
+    """How likely that is to it."""
+    prob: float
+    """How likely the given choice is to it."""
+
+
 class Unit(Protocol):
     """What is voted on, for a given set of members."""
 
@@ -59,8 +81,8 @@ class Unit(Protocol):
     end: int
     """The choice that ends the text."""
 
-    def ballot(self, voters: Sequence[Voter]) -> Votes:
-        """float[n_members, n_choices]: the vote of each, over what can be chosen at all.
+    def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> Pooled:
+        """The votes of all, over what can be chosen at all, pooled.
 
         Raises NoCommonChoice if that is nothing.
         """

@@ -17,15 +17,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unisono.arrays import FloatArray, IntArray, Logits, Probs, Votes
+from unisono.arrays import FloatArray, IntArray, Logits, Probs, Votes, Weights
 from unisono.errors import BadLogits, NoCommonChoice
 from unisono.members.base import Feed, Member
+from unisono.pooling import Rule
 from unisono.text import END_OF_TEXT, Utf8, split_characters
 from unisono.vocabulary import Kind, Vocabulary
-from unisono.voting.base import MemberPrompt, Voter
+from unisono.voting.base import MemberPrompt, Opinion, Pooled, Voter
 
 N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
+
+PORTION = 1 << 15
+"""How many probabilities are worked on at once."""
 
 EPSILON = 0.01
 """The share of a member's branches below which one is dropped, unless the user says otherwise."""
@@ -64,7 +68,20 @@ class ByteVoting:
     def voter(self, member: int, prompt: MemberPrompt) -> ByteVoter:
         return ByteVoter(self, member, prompt)
 
+    def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> Pooled:
+        votes = self.ballot(voters)
+
+        def opinions(choice: int) -> list[Opinion]:
+            best = votes.argmax(axis=1).tolist()
+            return [Opinion(k, float(row[k]), float(row[choice])) for k, row in zip(best, votes, strict=True)]
+
+        return Pooled(rule(votes, weights), opinions)
+
     def ballot(self, voters: Sequence[Voter]) -> Votes:
+        """float64[n_members, 257]: the vote of each, over what can be chosen at all.
+
+        Raises NoCommonChoice if that is nothing.
+        """
         votes = np.array([voter.vote() for voter in voters])
         allowed = np.ones(N_CHOICES, dtype=bool)
         for voter, vote in zip(voters, votes, strict=True):
@@ -102,6 +119,7 @@ class SortedRow:
         self.vocabulary = vocabulary
         self._order = vocabulary.order.astype(np.int64)  # numpy takes by int64 fastest
         self._ends = vocabulary.ends
+        self._used = np.concatenate([self._order, self._ends])
 
     def read(self, logits: FloatArray) -> tuple[FloatArray, float]:
         """float[n_ids] to float[n_text], and the probability of the end; in the logits' dtype, control tokens masked.
@@ -109,19 +127,25 @@ class SortedRow:
         Raises:
             FloatingPointError: a logit is nan or +inf, or nothing is left.
         """
-        if not logits.max() < np.inf:  # nan is not, either
-            raise FloatingPointError("no finite logits")
-        masses: FloatArray = logits.take(self._order)
+        masses: FloatArray = np.empty(len(self._order), dtype=logits.dtype)
         ends = logits[self._ends]
-        top = max(masses.max(initial=-np.inf), ends.max(initial=-np.inf))
-        if top == -np.inf:
-            raise FloatingPointError("no finite logits")
-        masses -= top
-        np.exp(masses, out=masses)
-        end = float(np.exp(ends - top).sum())
-        total = float(masses.sum()) + end
-        masses /= total
-        return masses, end / total
+        for again in (False, True):
+            top = logits[self._used].max(initial=-np.inf) if again else logits.max()
+            if not -np.inf < top < np.inf:  # nan is not, either
+                break
+            logits.take(self._order, out=masses, mode="clip")  # in this mode straight into `out`
+            total = 0.0
+            for at in range(0, len(masses), PORTION):  # portions stay in the processor's cache
+                part = masses[at : at + PORTION]
+                np.subtract(part, top, out=part)
+                total += float(np.exp(part, out=part).sum())
+            end = float(np.exp(ends - top).sum())
+            total += end
+            if total > 1e-20:
+                masses /= total
+                return masses, end / total
+            # A control token towers so high that the rest underflows: measure from the highest that counts instead.
+        raise FloatingPointError("no finite logits")
 
 
 @dataclass(eq=False)
@@ -195,6 +219,7 @@ class ByteVoter:
         self._dormant: list[Dormant] = []
         self._log_scale = 0.0
         self._healing: int | None = None
+        self._retellings = 0
         self._vote: Probs | None = None
         self.n_dropped = 0
         """How many branches were dropped for their small share."""
@@ -275,6 +300,7 @@ class ByteVoter:
 
     def hear(self, choice: int) -> None:
         self._text.append(choice)
+        self._retellings = 0
         if self._utf8:
             self._utf8.step(choice)
         self._captive = self._captive or choice in self._missing
@@ -323,16 +349,23 @@ class ByteVoter:
             raise BadLogits(self.member.name) from exc
 
     def _healed(self, child: Branch, row_before: FloatArray, last: int) -> list[Branch]:
-        """Go back by the last token and take its piece as open bytes; the token itself is a child already read."""
+        """Go back by the last token and take its piece as open bytes; the token itself is a child already read, and
+        other ids with its piece are children too."""
         parent = Branch(child.line, child.n - 1, 1.0, behind=child.behind, prefix=self._vocabulary.pieces[last])
         self._take(parent, row_before)
         assert parent.masses is not None
-        exact = self._vocabulary.children(parent.prefix).exact
-        weight = float(sum(parent.masses[k] for k in exact if self._vocabulary.order[k] == last))
-        if not weight > 0:  # so unlikely that it underflows: take the token as it is
+        family = [parent]
+        for k in self._vocabulary.children(parent.prefix).exact:
+            weight, i = float(parent.masses[k]), int(self._vocabulary.order[k])
+            if i == last:
+                child.weight = weight
+                family.append(child)
+            elif weight > 0:
+                family.append(Branch(child.line, parent.n, weight, unread=[i], behind=child.behind))
+        if not child.weight > 0:  # so unlikely that it underflows: take the token as it is
+            child.weight = 1.0
             return [child]
-        child.weight = weight
-        return [child, parent]
+        return family
 
     def _catch_up(self, branch: Branch) -> list[Branch]:
         """What becomes of a branch as it takes up what it is behind; what has to read first comes back behind."""
@@ -409,6 +442,8 @@ class ByteVoter:
                 self._give_line(branch)
         self._branches = kept
         self._vote = None
+        if self._is_barred():
+            self._retell()
 
     def _remember_dropped(self, survivors: Sequence[Branch], kept: Sequence[Branch]) -> None:
         """Children that were dropped may be all that is left when the others choose what the kept branches cannot
@@ -435,16 +470,34 @@ class ByteVoter:
             line.branches.remove(child)
             child.line = Line(self.member.fork(line.context, child.n), line.ids[: child.n], [child])
 
+    def _is_barred(self) -> bool:
+        """Whether every branch is inside a piece that cannot go on with valid UTF-8, while the text could be tokenised
+        otherwise."""
+        if self._utf8 is None or any(b.unread or b.behind or not b.prefix for b in self._branches):
+            return False
+        allowed = self._utf8.allowed
+        for branch in self._branches:
+            self._look_ahead(branch)
+            assert branch.sums is not None
+            if (branch.sums[allowed[branch.next_bytes]] > 0).any():
+                return False
+        return bool(self._dormant) or self._vocabulary.longest_match(bytes(self._text)) is not None
+
     def _retell(self) -> None:
         """No branch can go on, since the others have chosen what this member gave no chance: take up the heaviest of
-        those that were dropped, or else tokenise the text anew."""
-        self.n_retold += 1
+        those that were dropped; or else tokenise the text anew, first all but a character under way, then all."""
+        self.n_retold += not self._retellings
+        heal, behind, others = False, b"", self._dormant[:]
         if self._dormant:
             found = self._heaviest_dormant()
-            ids, behind, heal, others = found.ids, bytes(self._text[found.born :]), False, self._dormant[:]
-        else:
+            ids, behind, others = found.ids, bytes(self._text[found.born :]), self._dormant[:]
+        elif self._retellings < 2:
+            self._retellings = 2
             whole, behind = _whole_characters(bytes(self._text))
-            ids, heal, others = [*self._prompt.ids, *self._spell(whole)], bool(whole), []
+            ids, heal = [*self._prompt.ids, *self._spell(whole)], bool(whole)
+        else:
+            ids = [*self._prompt.ids, *self._spell(bytes(self._text))]
+        self._retellings = max(self._retellings, 1)
         line = max((b.line for b in self._branches), key=lambda line: _n_common(line.ids, ids))
         for other in {id(b.line): b.line for b in self._branches}.values():
             if other is not line:
