@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import shlex
 import sys
@@ -15,6 +16,8 @@ from rich.table import Table
 
 from unisono import Ensemble
 from unisono.config import PRESETS
+
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as under the command line; see cli/main.py
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Real evaluation texts, where they lie beside the project."""

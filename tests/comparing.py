@@ -18,7 +18,7 @@ than 64, to the last bit."""
 
 LOOSE = 0.15
 """And where it does. Rounding decides which way a quantised activation falls, and that is enough to move a distribution
-by a few hundredths: up to 0.09 was measured, with llama.cpp's own programs too. A wrong token may move it by 0.4."""
+by a few hundredths: up to 0.09 was measured, with llama.cpp's own programs too. A wrong word moves it by up to 0.9."""
 
 N_BATCH = 48
 """Tokens at once, here: from 64 on, llama.cpp computes attention in another way."""

@@ -309,12 +309,11 @@ def test_no_more_than_max_branches_are_kept_and_the_heaviest_are() -> None:
 # Retelling
 
 
-def test_what_a_member_gave_no_chance_is_tokenised_anew_and_counted() -> None:
+def test_after_what_a_member_gave_no_chance_it_says_what_it_would_say_there() -> None:
     voter = ByteVoting([constant(V, {0: 1.0})], epsilon=0.01).voter(0, MemberPrompt([0]))
     hear(voter, b"aab ab")
-    assert voter.n_retold == 3
     assert voter.vote()[ord("a")] == pytest.approx(1)
-    assert voter.branches == [(b"", 1.0)]
+    assert voter.branches == [(b"", pytest.approx(1.0))]
 
 
 @pytest.mark.parametrize("text", ["é", "aé", "éa", "é é"])
@@ -408,7 +407,7 @@ def test_without_epsilon_an_ensemble_writes_what_a_dictionary_of_all_tokenisatio
     twins = [Twin(member, raw_prompt(member, PROMPT, heal=False)) for member in drawn]
     generation = ensemble.generate(PROMPT, max_tokens=None, heal=False)
     text = b""
-    for _ in range(5):
+    for _ in range(4):
         votes = reference_bytes.ballot(twins, text, utf8=utf8)
         pooled = reference_bytes.pooled(votes, shares)
         if not pooled:
@@ -425,6 +424,8 @@ def test_without_epsilon_an_ensemble_writes_what_a_dictionary_of_all_tokenisatio
             assert step.finish == "end"
             break
         text += step.piece
+        if any(len(member._contexts) > 64 for member in drawn):
+            break
     generation.close()
     assert not any(member._contexts for member in drawn)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unisono.arrays import Probs
 from unisono.text import TextStream
 from unisono.voting.base import Opinion, Pooled, Unit, Voter
 
@@ -99,7 +98,7 @@ def write(
     unit: Unit,
     voters: Sequence[Voter],
     pool: Callable[[Sequence[Voter]], Pooled],
-    choose: Callable[[Probs], int],
+    choose: Callable[[Pooled], tuple[int, float]],
     limits: Limits,
     stats: Stats,
 ) -> Iterator[Step]:
@@ -112,7 +111,7 @@ def write(
             yield Step(b"", 0.0, (), stream.finish(), "length")
             return
         pooled = pool(voters)
-        choice = choose(pooled.probs)
+        choice, prob = choose(pooled)
 
         piece = unit.spelled(choice)
         stats.n_steps += 1
@@ -133,7 +132,7 @@ def write(
                 finish = "length"
         if finish:
             text += stream.finish()
-        step = Step(piece, _log(pooled.probs[choice]), thoughts, text, finish)
+        step = Step(piece, _log(prob), thoughts, text, finish)
         now = clock()
         stats.wall_s += now - begun
         if stats.n_steps == 1:

@@ -14,7 +14,6 @@ from unisono.errors import ConfigError, UnknownName
 from unisono.members.base import Member
 from unisono.pooling import RULES
 from unisono.registry import open_member, short_name
-from unisono.sampling import greedy
 from unisono.score import Score, score_bytes
 from unisono.voting.base import MemberPrompt, Pooled, Unit, Voter
 from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting
@@ -215,7 +214,7 @@ class Generation(Iterator[Step]):
         except BaseException:
             self.close()
             raise
-        self._steps = write(ensemble.unit, self._voters, ensemble._pool_voters, greedy, limits, self.stats)
+        self._steps = write(ensemble.unit, self._voters, ensemble._pool_voters, likeliest, limits, self.stats)
 
     def __next__(self) -> Step:
         try:
@@ -245,6 +244,11 @@ class Generation(Iterator[Step]):
     def __del__(self) -> None:
         if getattr(self, "_voters", None):
             self.close()
+
+
+def likeliest(pooled: Pooled) -> tuple[int, float]:
+    """Greedy: the likeliest choice and its probability."""
+    return pooled.best()
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -53,14 +53,18 @@ class Voter(Protocol):
         """Let go of the contexts. Closing twice is harmless."""
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """What the members think together, and what each of them thinks."""
+class Pooled(Protocol):
+    """What the members think together, and what each of them thinks; good until they read again."""
 
-    probs: Probs
-    """float[n_choices]."""
-    opinions: Callable[[int], list[Opinion]]
-    """One a member, on the choice that is given."""
+    @property
+    def probs(self) -> Probs:
+        """float[n_choices]."""
+
+    def best(self) -> tuple[int, float]:
+        """The likeliest choice, ties to the lowest, and its probability."""
+
+    def opinions(self, choice: int) -> list[Opinion]:
+        """What each member thinks of a choice, and what it would rather have."""
 
 
 class Opinion(NamedTuple):

@@ -21,9 +21,10 @@ from unisono.arrays import FloatArray, IntArray, Logits, Probs, Votes, Weights
 from unisono.errors import BadLogits, NoCommonChoice
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule
+from unisono.sampling import greedy
 from unisono.text import END_OF_TEXT, Utf8, split_characters
 from unisono.vocabulary import Kind, Vocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Pooled, Voter
+from unisono.voting.base import MemberPrompt, Opinion, Voter
 
 N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
@@ -68,14 +69,9 @@ class ByteVoting:
     def voter(self, member: int, prompt: MemberPrompt) -> ByteVoter:
         return ByteVoter(self, member, prompt)
 
-    def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> Pooled:
+    def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> PooledBytes:
         votes = self.ballot(voters)
-
-        def opinions(choice: int) -> list[Opinion]:
-            best = votes.argmax(axis=1).tolist()
-            return [Opinion(k, float(row[k]), float(row[choice])) for k, row in zip(best, votes, strict=True)]
-
-        return Pooled(rule(votes, weights), opinions)
+        return PooledBytes(votes, rule(votes, weights))
 
     def ballot(self, voters: Sequence[Voter]) -> Votes:
         """float64[n_members, 257]: the vote of each, over what can be chosen at all.
@@ -110,6 +106,22 @@ class ByteVoting:
             except ValueError:  # half a character: the tokenizer cannot say
                 self._usual[key] = True
         return self._usual[key]
+
+
+@dataclass(frozen=True)
+class PooledBytes:
+    """The votes and what a rule made of them."""
+
+    votes: Votes
+    probs: Probs
+
+    def best(self) -> tuple[int, float]:
+        choice = greedy(self.probs)
+        return choice, float(self.probs[choice])
+
+    def opinions(self, choice: int) -> list[Opinion]:
+        best = self.votes.argmax(axis=1).tolist()
+        return [Opinion(k, float(row[k]), float(row[choice])) for k, row in zip(best, self.votes, strict=True)]
 
 
 class SortedRow:

@@ -6,15 +6,18 @@ A vote is a member's distribution over the union vocabulary; the chosen piece is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from unisono.arrays import FloatArray, Logits, Probs, Weights
+from unisono.arrays import FloatArray, IntArray, Logits, Probs, Weights
 from unisono.errors import BadLogits
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule, linear
+from unisono.sampling import greedy
 from unisono.union import END, UnionVocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Pooled, Voter
+from unisono.voting.base import MemberPrompt, Opinion, Voter
 
 
 class PieceVoting:
@@ -24,34 +27,10 @@ class PieceVoting:
         self.members = members
         self.union = UnionVocabulary.remembered([m.vocabulary for m in members])
         self.end = END
-        self._pooled: Probs | None = None
         self._spellers = [Speller(m) for m in members]
 
-    def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> Pooled:
-        ours = [voter for voter in voters if isinstance(voter, PieceVoter)]
-        probs = self.linear(ours, weights) if rule is linear else rule(np.stack([v.vote() for v in ours]), weights)
-        return Pooled(probs, lambda choice: [voter.opinion(choice) for voter in ours])
-
-    def linear(self, voters: Sequence[PieceVoter], weights: Weights) -> Probs:
-        """As pooling.linear of the votes, but without a row of the whole union for a member that has little of it. The
-        next call writes into the same array."""
-        dtype = voters[0].shares.dtype
-        if self._pooled is None or self._pooled.dtype != dtype:
-            self._pooled = np.empty(len(self.union.pieces), dtype=dtype)
-        out, scales = self._pooled, [dtype.type(w / v.total) for w, v in zip(weights.tolist(), voters, strict=True)]
-        owns = [self.union.projections[voter.number].own for voter in voters]
-        first = max(range(len(voters)), key=lambda k: len(owns[k]))  # the largest vocabulary comes first in the union
-        n = len(owns[first])
-        if n and owns[first][-1] == n - 1:  # it has all from 0 on
-            np.multiply(voters[first].shares, scales[first], out=out[:n])
-            out[n:] = 0
-        else:
-            out.fill(0)
-            out[owns[first]] = voters[first].shares * scales[first]
-        for k, voter in enumerate(voters):
-            if k != first:
-                out[owns[k]] += voter.shares * scales[k]
-        return out
+    def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> PooledPieces:
+        return PooledPieces([voter for voter in voters if isinstance(voter, PieceVoter)], rule, weights)
 
     def n_tokens(self, voters: Sequence[Voter], n_steps: int) -> int:
         """Every piece counts as one."""
@@ -62,6 +41,42 @@ class PieceVoting:
 
     def voter(self, member: int, prompt: MemberPrompt) -> PieceVoter:
         return PieceVoter(self.union, member, self._spellers[member], prompt)
+
+
+@dataclass(frozen=True)
+class PooledPieces:
+    """The pieces' votes, pooled as far as is asked for: the union is large, and most of it matters to nobody."""
+
+    voters: Sequence[PieceVoter]
+    rule: Rule
+    weights: Weights
+
+    @cached_property
+    def probs(self) -> Probs:
+        return self.rule(np.stack([voter.vote() for voter in self.voters]), self.weights)
+
+    def best(self) -> tuple[int, float]:
+        if self.rule is not linear:
+            choice = greedy(self.probs)
+            return choice, float(self.probs[choice])
+        # A choice can only win if some member gives it an n-th of what the best favourite has with its member alone.
+        scales = [weight / voter.total for weight, voter in zip(self.weights.tolist(), self.voters, strict=True)]
+        floor = max(scale * voter.favourite[1] for scale, voter in zip(scales, self.voters, strict=True))
+        floor *= (1 - 1e-5) / len(self.voters)
+        found = [voter.at_least(floor / scale) for scale, voter in zip(scales, self.voters, strict=True)]
+        candidates = np.unique(np.concatenate(found))
+        rows = np.stack([voter.shares_of(candidates) / voter.total for voter in self.voters])
+        pooled = linear(rows, self.weights)
+        best = greedy(pooled)
+        return int(candidates[best]), float(pooled[best])
+
+    def opinions(self, choice: int) -> list[Opinion]:
+        out = []
+        for voter in self.voters:
+            best, share = voter.favourite
+            [own] = voter.shares_of(np.array([choice])).tolist()
+            out.append(Opinion(best, share / voter.total, own / voter.total))
+        return out
 
 
 class Speller:
@@ -118,6 +133,8 @@ class PieceVoter:
         """float[n_own]: how much it is for each of its own union ids; not scaled."""
         self.total = 0.0
         """The sum of those."""
+        self._own = union.projections[number].own
+        self._favourite: tuple[int, float] | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -139,6 +156,7 @@ class PieceVoter:
         self._n_read += len(self._lag)
         self._lag = []
         try:
+            self._favourite = None
             self.shares, self.total = self._union.projections[self.number].shares(logits[0][-1], self.shares)
         except FloatingPointError as exc:
             raise BadLogits(self.member.name) from exc
@@ -146,17 +164,25 @@ class PieceVoter:
     def vote(self) -> Probs:
         assert self.total and not self._lag
         out = np.zeros(len(self._union.pieces), dtype=self.shares.dtype)
-        out[self._union.projections[self.number].own] = self.shares / self.total
+        out[self._own] = self.shares / self.total
         return out
 
-    def opinion(self, choice: int) -> Opinion:
-        """What it thinks of a choice."""
-        own = self._union.projections[self.number].own
-        best = int(self.shares.argmax())
-        at = int(np.searchsorted(own, choice))
-        has = at < len(own) and own[at] == choice
-        prob = float(self.shares[at]) / self.total if has else 0.0
-        return Opinion(int(own[best]), float(self.shares[best]) / self.total, prob)
+    @property
+    def favourite(self) -> tuple[int, float]:
+        """The choice that it likes best, ties to the lowest, and its share."""
+        if self._favourite is None:
+            best = int(self.shares.argmax())
+            self._favourite = int(self._own[best]), float(self.shares[best])
+        return self._favourite
+
+    def at_least(self, share: float) -> IntArray:
+        """int64[n]: the choices that have this share or more."""
+        return self._own[np.flatnonzero(self.shares >= share)]
+
+    def shares_of(self, choices: IntArray) -> FloatArray:
+        """float64[n]: its shares of these choices; 0 for what it does not have."""
+        at = np.minimum(np.searchsorted(self._own, choices), len(self._own) - 1)
+        return np.where(self._own[at] == choices, self.shares[at].astype(np.float64), 0.0)
 
     def hear(self, choice: int) -> None:
         self._lag.extend(self._speller.spell(self._union.pieces[choice]))
