@@ -12,7 +12,7 @@ import reference_bytes
 from fakes import FailingMember, byte_vocabulary, constant, scripted
 from reference_bytes import Twin, settle
 from strategies import ALPHABET, PROMPT, members, texts, vocabularies, weights
-from unisono.arrays import FloatArray
+from unisono.arrays import BoolArray, FloatArray
 from unisono.chat import raw_prompt
 from unisono.ensemble import Ensemble, Generation
 from unisono.errors import BadLogits, NoCommonChoice
@@ -54,9 +54,13 @@ def exact(drawn: Sequence[TableMember], utf8: bool = False) -> ByteVoting:
     return ByteVoting(drawn, epsilon=0, max_branches=NO_LIMIT, utf8=utf8)
 
 
-def can_follow(vote: FloatArray) -> list[int]:
-    """The bytes that have some probability."""
+def can_follow(vote: FloatArray | BoolArray) -> list[int]:
+    """The bytes that have some probability, or that are allowed."""
     return [int(b) for b in np.flatnonzero(vote[:END_OF_TEXT])]
+
+
+def logs(*probabilities: float) -> list[float]:
+    return [math.log(p) for p in probabilities]
 
 
 def hear(voter: ByteVoter, text: bytes) -> None:
@@ -142,13 +146,15 @@ def test_the_twin_itself_is_a_distribution() -> None:
 def test_a_vote_and_its_forwards_worked_out_by_hand() -> None:
     """After "a": the token "a", or the beginning of "ab"."""
     v = Vocabulary.build([b"a", b"b", b"ab", b"</s>"], {3: Kind.END})
-    member = TableMember("m", v, {(0,): np.log([0.4, 0.1, 0.3, 0.2]), (0, 0): np.log([0.1, 0.7, 0.1, 0.1])})
+    member = TableMember("m", v, {(0,): logs(0.4, 0.1, 0.3, 0.2), (0, 0): logs(0.1, 0.7, 0.1, 0.1)})
     voter = exact([member]).voter(0, MemberPrompt([0]))
     assert settle(voter) == 1
     assert voter.vote()[[*b"ab", END_OF_TEXT]] == pytest.approx([0.7, 0.1, 0.2])
     voter.hear(ord("a"))
     assert settle(voter) == 1
-    assert voter.vote()[[*b"ab", END_OF_TEXT]] == pytest.approx([0.4 * 0.2 / 0.7, (0.3 + 0.4 * 0.7) / 0.7, 0.4 * 0.1 / 0.7])
+    assert voter.vote()[[*b"ab", END_OF_TEXT]] == pytest.approx(
+        [0.4 * 0.2 / 0.7, (0.3 + 0.4 * 0.7) / 0.7, 0.4 * 0.1 / 0.7]
+    )
     voter.close()
 
 
@@ -188,7 +194,9 @@ def check(voter: ByteVoter, member: TableMember, prompt: MemberPrompt, text: byt
         assert spelled == member.vocabulary.join(prompt.ids) + prompt.tail + text
         if branch.masses is not None:
             expected = twin.probabilities(tuple(ids))
-            np.testing.assert_allclose(branch.masses, [expected[i] for i in member.vocabulary.order.tolist()], atol=1e-9)
+            np.testing.assert_allclose(
+                branch.masses, [expected[i] for i in member.vocabulary.order.tolist()], atol=1e-9
+            )
 
 
 @given(tables(), st.sampled_from(EPSILONS), st.booleans(), st.booleans(), st.booleans(), st.data())
@@ -234,9 +242,7 @@ def test_any_text_can_be_heard_by_a_member_that_can_write_it(
 
 
 @given(tables(whole=True), st.sampled_from(EPSILONS[1:]), st.lists(st.sampled_from("ab é"), max_size=8).map("".join))
-def test_some_byte_that_goes_on_with_utf8_can_always_be_chosen(
-    member: TableMember, epsilon: float, text: str
-) -> None:
+def test_some_byte_that_goes_on_with_utf8_can_always_be_chosen(member: TableMember, epsilon: float, text: str) -> None:
     """Dropping branches must not leave only those that go on with what is masked."""
     unit = ByteVoting([member], epsilon=epsilon)
     voter = unit.voter(0, MemberPrompt([0]))
@@ -256,6 +262,18 @@ def test_a_piece_that_is_no_utf8_does_not_bar_the_way_when_the_other_branch_is_d
     settle(voter)
     [vote] = unit.ballot([voter])
     assert can_follow(vote) == [A9]
+
+
+def test_a_dead_end_of_the_vocabulary_is_no_choice_rather_than_a_failure() -> None:
+    """Only one piece has the second half of a character, and it goes on with what is no UTF-8."""
+    unit = ByteVoting(
+        [constant(Vocabulary.build([b"a", b"\xc3", b"\xc3\xa9\xff"]), {0: 0.1, 1: 0.1, 2: 0.8})], epsilon=0.2
+    )
+    voter = unit.voter(0, MemberPrompt([0]))
+    hear(voter, "é".encode())
+    assert voter.vote()[0xFF] == pytest.approx(1)
+    with pytest.raises(NoCommonChoice):
+        unit.ballot([voter])
 
 
 # What epsilon costs
@@ -313,7 +331,8 @@ def test_after_what_a_member_gave_no_chance_it_says_what_it_would_say_there() ->
     voter = ByteVoting([constant(V, {0: 1.0})], epsilon=0.01).voter(0, MemberPrompt([0]))
     hear(voter, b"aab ab")
     assert voter.vote()[ord("a")] == pytest.approx(1)
-    assert voter.branches == [(b"", pytest.approx(1.0))]
+    [(prefix, share)] = voter.branches
+    assert prefix == b"" and share == pytest.approx(1)
 
 
 @pytest.mark.parametrize("text", ["é", "aé", "éa", "é é"])
@@ -335,7 +354,8 @@ def test_a_dropped_branch_is_taken_up_again_when_no_other_can_go_on() -> None:
     settle(voter)
     voter.hear(ord("a"))
     settle(voter)
-    assert voter.branches == [(b"a", pytest.approx(0.97 / 0.99))]
+    [(prefix, share)] = voter.branches
+    assert prefix == b"a" and share == pytest.approx(0.97 / 0.99)
     voter.hear(ord("a"))
     settle(voter)
     assert voter.n_retold == 1
@@ -568,9 +588,7 @@ def test_a_context_that_is_full_after_retelling_ends_the_text_too() -> None:
 def test_bad_logits_name_the_member_and_leave_no_context(bad: float, heal: bool) -> None:
     """With healing, also where only the row before the last of the prompt is bad."""
     n_bad = 1 if heal else 2
-    broken = TableMember(
-        "broken", V, lambda ids: np.full(V.n_ids, bad) if len(ids) == n_bad else np.zeros(V.n_ids)
-    )
+    broken = TableMember("broken", V, lambda ids: np.full(V.n_ids, bad) if len(ids) == n_bad else np.zeros(V.n_ids))
     sound = constant(V, {0: 1.0}, "sound")
     with pytest.raises(BadLogits, match="broken"):
         Ensemble([sound, broken]).generate("a ", heal=heal).run()
@@ -586,8 +604,8 @@ def test_a_member_that_fails_while_children_wait_leaves_no_context() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_row_keeps_its_precision_and_control_tokens_take_no_mass(dtype: type[np.floating[object]]) -> None:  # type: ignore[type-var]
-    logits = np.arange(V.n_ids).astype(dtype)
+def test_a_row_keeps_its_precision_and_control_tokens_take_no_mass(dtype: type[np.float32 | np.float64]) -> None:
+    logits: FloatArray = np.arange(V.n_ids).astype(dtype)
     masses, end = SortedRow(V).read(logits)
     assert masses.dtype == dtype
     assert masses.sum() + end == pytest.approx(1)

@@ -10,11 +10,12 @@ from unisono import chat
 from unisono.arrays import Probs, Votes
 from unisono.config import Config, MemberConfig, checked, weights_of
 from unisono.engine import Finish, Limits, Stats, Step, write
-from unisono.errors import ConfigError, UnknownName
+from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
 from unisono.pooling import RULES
 from unisono.registry import open_member, short_name
 from unisono.score import Score, score_bytes
+from unisono.text import split_characters
 from unisono.voting.base import MemberPrompt, Pooled, Unit, Voter
 from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting
 from unisono.voting.pieces import PieceVoting
@@ -163,7 +164,13 @@ class Ensemble:
         """
         if not isinstance(self.unit, ByteVoting):
             raise ConfigError("Only an ensemble that votes on bytes can score a text: use vote='bytes'.")
-        data = continuation.encode() if isinstance(continuation, str) else continuation
+        try:
+            data = continuation.encode() if isinstance(continuation, str) else continuation
+            if self.unit.utf8:
+                begun = split_characters(prompt)[1] if isinstance(prompt, bytes) else b""
+                split_characters(begun + data)
+        except UnicodeError as exc:
+            raise PromptError(f"The continuation is no valid Unicode text: {exc}.") from exc
         voters: list[ByteVoter] = []
         try:
             for number, member in enumerate(self.members):

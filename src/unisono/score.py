@@ -16,7 +16,7 @@ import numpy as np
 from unisono.arrays import FloatArray, Probs, Votes
 from unisono.errors import UnreadableByte
 from unisono.members.base import Feed
-from unisono.voting.bytes import ByteVoter, ByteVoting
+from unisono.voting.bytes import ByteVoter, ByteVoting, Line
 
 ROW_BYTES = 32 << 20
 """How many bytes of logits one branch may hold in advance."""
@@ -72,46 +72,54 @@ class Foresight:
         self.voter, self.text = voter, text
         self.n_forwards = self.n_read = 0
         self._most = max(1, min(MOST, ROW_BYTES // (4 * voter.member.vocabulary.n_ids)))
-        self._ahead: dict[int, deque[tuple[int, int, FloatArray]]] = {}
-        """Of each context: position, id and logits of what it has read beyond what its branches know."""
-        self._length: dict[int, int] = {}
+        self._ahead: dict[Line, deque[tuple[int, int, FloatArray]]] = {}
+        """Of each line: position, id and logits of what its context has read beyond what the branches know."""
+        self._length: dict[Line, int] = {}
 
     def read(self, heard: int) -> None:
         """Give the voter all it waits for; it has heard that many bytes of the text."""
         while feeds := self.voter.pending():
-            covered = [heard - n for n in self.voter.n_behind()]
-            rows = [self._from_ahead(feed) for feed in feeds]
-            missing = [(feed, at) for feed, at, row in zip(feeds, covered, rows, strict=True) if row is None]
+            lines, behind = zip(*self.voter.waiting(), strict=True)
+            rows = [self._from_ahead(line, feed) for line, feed in zip(lines, feeds, strict=True)]
+            missing = [
+                (line, feed, heard - n)
+                for line, feed, n, row in zip(lines, feeds, behind, rows, strict=True)
+                if row is None
+            ]
             if missing:
                 fresh = iter(self._forward(missing))
                 rows = [next(fresh) if row is None else row for row in rows]
             self.voter.read([row for row in rows if row is not None])
+            live = set(self.voter.lines)
+            for held in (self._ahead, self._length):
+                for line in [line for line in held if line not in live]:
+                    del held[line]
 
-    def _from_ahead(self, feed: Feed) -> FloatArray | None:
-        ahead = self._ahead.get(feed.context)
+    def _from_ahead(self, line: Line, feed: Feed) -> FloatArray | None:
+        ahead = self._ahead.get(line)
         if ahead and len(feed.ids) == 1 and feed.rows == 1 and ahead[0][:2] == (feed.at, feed.ids[0]):
             return ahead.popleft()[2][None]
         return None
 
-    def _forward(self, wanted: Sequence[tuple[Feed, int]]) -> Iterator[FloatArray]:
+    def _forward(self, wanted: Sequence[tuple[Line, Feed, int]]) -> Iterator[FloatArray]:
         """The rows of each feed, which ends that many bytes into the text; what is read beyond is kept."""
         longer = []
-        for feed, covered in wanted:
-            used_up = feed.context in self._ahead and not self._ahead[feed.context]
-            before = self._length.get(feed.context, 0)
+        for line, feed, covered in wanted:
+            used_up = line in self._ahead and not self._ahead[line]
+            before = self._length.get(line, 0)
             n = min(2 * before, self._most) if used_up and before else FIRST
             if len(feed.ids) > 1 or feed.rows > 1:  # a prompt, not a branch that may soon die
                 n = self._most
             plan = self._plan(covered, n, feed.at + len(feed.ids))
-            self._length[feed.context] = len(plan)
+            self._length[line] = len(plan)
             longer.append(Feed(feed.context, feed.at, [*feed.ids, *plan], feed.rows + len(plan)))
         out = self.voter.member.forward(longer)
         self.n_forwards += 1
         self.n_read += sum(len(feed.ids) for feed in longer)
-        for (feed, _), whole, logits in zip(wanted, longer, out, strict=True):
+        for (line, feed, _), whole, logits in zip(wanted, longer, out, strict=True):
             first = feed.at + len(feed.ids)
             planned = zip(whole.ids[len(feed.ids) :], logits[feed.rows :], strict=True)
-            self._ahead[feed.context] = deque((first + k, i, row.copy()) for k, (i, row) in enumerate(planned))
+            self._ahead[line] = deque((first + k, i, row.copy()) for k, (i, row) in enumerate(planned))
             yield logits[: feed.rows]
 
     def _plan(self, covered: int, n: int, position: int) -> list[int]:
@@ -174,9 +182,9 @@ def score_bytes(
 def _check_readable(unit: ByteVoting, text: bytes) -> None:
     for member in unit.members:
         missing = set(member.vocabulary.missing_bytes)
-        for at, byte in enumerate(text):
-            if byte in missing and member.vocabulary.longest_match(text[max(at - 8, 0) : at + 8]) is None:
-                raise UnreadableByte(member.name, byte, at)
+        at = next((at for at, byte in enumerate(text) if byte in missing), None)
+        if at is not None and member.vocabulary.longest_match(text) is None:
+            raise UnreadableByte(member.name, text[at], at)
 
 
 @dataclass(frozen=True)

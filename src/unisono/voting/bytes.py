@@ -29,6 +29,9 @@ from unisono.voting.base import MemberPrompt, Opinion, Voter
 N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
 
+MOST_DORMANT = 64
+"""How many dropped branches are remembered at most, the heaviest."""
+
 PORTION = 1 << 15
 """How many probabilities are worked on at once."""
 
@@ -186,6 +189,8 @@ class Branch:
     """What the voter has heard and this branch takes up once it has read those."""
     prefix: bytes = b""
     """The open bytes."""
+    pinned: bool = False
+    """Not to be dropped before the next byte, since it was taken up again for it."""
     masses: FloatArray | None = None
     """float[n_text]: the next token's probabilities, in the order of the sorted pieces."""
     end: float = 0.0
@@ -203,14 +208,18 @@ class Branch:
 
 @dataclass(frozen=True)
 class Dormant:
-    """A branch that was dropped before its last token was read."""
+    """A branch that was dropped, as it was then."""
 
     ids: list[int]
     """All its tokens."""
+    prefix: bytes
+    """Its open bytes; its children up to there went their own ways."""
     log_weight: float
     """Log of its weight, before the scaling of the voter's weights."""
+    log_share: float
+    """Log of its share, likewise."""
     born: int
-    """How many bytes of the text its tokens spell."""
+    """How many bytes of the text its tokens and open bytes spell."""
 
 
 class ByteVoter:
@@ -278,9 +287,14 @@ class ByteVoter:
         rows = 1 if self._healing is None else 2
         return [Feed(b.line.context, b.n, b.unread, rows) for b in self._branches if b.unread]
 
-    def n_behind(self) -> list[int]:
-        """For each of the pending forwards, how many of the bytes heard come after what it reads."""
-        return [len(b.behind) for b in self._branches if b.unread]
+    def waiting(self) -> list[tuple[Line, int]]:
+        """For each of the pending forwards, its line, and how many of the bytes heard come after what it reads."""
+        return [(b.line, len(b.prefix) + len(b.behind)) for b in self._branches if b.unread]
+
+    @property
+    def lines(self) -> list[Line]:
+        """The contexts that its branches stand on, once each."""
+        return list({id(b.line): b.line for b in self._branches}.values())
 
     def read(self, logits: Sequence[Logits]) -> None:
         waiting = [b for b in self._branches if b.unread]
@@ -292,7 +306,7 @@ class ByteVoter:
             branch.n, branch.unread = branch.n_whole, []
             self._take(branch, rows[-1])
             family = [branch] if healing is None else self._healed(branch, rows[0], healing)
-            settled = settled and len(family) == 1 and not branch.behind
+            settled = settled and len(family) == 1 and not branch.behind and not branch.prefix
             after += [late for b in family for late in self._catch_up(b)]
         if not settled:
             self._keep([*(b for b in self._branches if b not in waiting), *after])
@@ -316,6 +330,8 @@ class ByteVoter:
         if self._utf8:
             self._utf8.step(choice)
         self._captive = self._captive or choice in self._missing
+        for branch in self._branches:
+            branch.pinned = False
         self._keep([late for b in self._branches for late in self._split(b, choice)])
         if self._captive and any(not b.prefix for b in self._branches):
             self._captive = False
@@ -330,25 +346,26 @@ class ByteVoter:
         n = min(_n_common(line.ids, found.ids), len(found.ids) - 1)
         weight = math.exp(found.log_weight - self._log_scale)
         behind = bytes(self._text[found.born :])
-        revived = Branch(Line(self.member.fork(line.context, n), line.ids[:n]), n, weight, found.ids[n:], behind)
+        own = Line(self.member.fork(line.context, n), line.ids[:n])
+        revived = Branch(own, n, weight, found.ids[n:], behind, found.prefix, pinned=True)
         revived.line.branches.append(revived)
         self._branches.append(revived)
         self._vote = None
         return True
 
     def close(self) -> None:
-        for line in {id(b.line): b.line for b in self._branches}.values():
+        for line in self.lines:
             self.member.drop(line.context)
         self._branches = []
 
     # How branches come and go.
 
-    def _begin(self, line: Line, ids: list[int], behind: bytes, heal: bool) -> None:
+    def _begin(self, line: Line, ids: list[int], behind: bytes, heal: bool, prefix: bytes = b"") -> None:
         """One branch that reads these ids, as far as its line does not hold them already."""
         heal = heal and len(ids) >= 2 and bool(self._vocabulary.kinds[ids[-1]] <= Kind.BYTE)
         self._healing = ids[-1] if heal else None
         n = min(_n_common(line.ids, ids), len(ids) - (2 if heal else 1))
-        line.branches = [Branch(line, n, 1.0, ids[n:], behind)]
+        line.branches = [Branch(line, n, 1.0, ids[n:], behind, prefix)]
         self._branches = line.branches[:]
         self._dormant.clear()
         self._log_scale = 0.0
@@ -407,7 +424,7 @@ class ByteVoter:
 
     def _share(self, branch: Branch) -> float:
         """The branch's part of the member's mass, up to a common factor."""
-        if not branch.prefix:
+        if branch.unread or not branch.prefix:
             return branch.weight
         self._look_ahead(branch)
         assert branch.sums is not None
@@ -423,7 +440,7 @@ class ByteVoter:
         out = []
         for k in children.exact:
             weight = branch.weight * float(branch.masses[k])
-            child = Branch(branch.line, branch.n, weight, unread=[int(self._vocabulary.order[k])])
+            child = Branch(branch.line, branch.n, weight, [int(self._vocabulary.order[k])], pinned=branch.pinned)
             if weight > 0 and (not self._unit.canonical or self._usual(child)):
                 out.append(child)
         if len(children.next_bytes):
@@ -440,8 +457,10 @@ class ByteVoter:
             return
         floor = min(self._unit.epsilon * total, max(shares))
         ranked = sorted(range(len(survivors)), key=lambda k: -shares[k])
-        kept = [survivors[k] for k in ranked[: self._unit.max_branches] if shares[k] > 0 and shares[k] >= floor]
-        self._remember_dropped(survivors, kept)
+        ranked.sort(key=lambda k: not survivors[k].pinned)
+        heavy = [k for k in ranked[: self._unit.max_branches] if shares[k] > 0]
+        kept = [survivors[k] for k in heavy if shares[k] >= floor or survivors[k].pinned]
+        self._remember_dropped(survivors, shares, kept)
         lines = {id(b.line): b.line for b in (*self._branches, *survivors)}.values()
         for line in lines:
             line.branches = [b for b in kept if b.line is line]
@@ -457,21 +476,24 @@ class ByteVoter:
         if self._is_barred():
             self._retell()
 
-    def _remember_dropped(self, survivors: Sequence[Branch], kept: Sequence[Branch]) -> None:
-        """Children that were dropped may be all that is left when the others choose what the kept branches cannot
-        write. Where a kept branch has no open bytes, it can write anything, and nothing needs to be remembered."""
+    def _remember_dropped(self, survivors: Sequence[Branch], shares: Sequence[float], kept: Sequence[Branch]) -> None:
+        """What was dropped may be all that is left when the others choose what the kept branches cannot write. Where a
+        kept branch has no open bytes, it can write anything, and nothing needs to be remembered."""
         self.n_dropped += len(survivors) - len(kept)
-        if any(not b.prefix and not b.behind for b in kept):
+        if not self._missing and any(not b.prefix and not b.behind for b in kept):
             self._dormant.clear()
         elif len(survivors) > len(kept):
-            for b in survivors:
-                if b.unread and b.weight > 0 and b not in kept:
+            for b, share in zip(survivors, shares, strict=True):
+                if share > 0 and b not in kept:
                     born = len(self._text) - len(b.behind)
                     ids = [*b.line.ids[: b.n], *b.unread]
-                    self._dormant.append(Dormant(ids, math.log(b.weight) + self._log_scale, born))
+                    weight, log_share = (math.log(x) + self._log_scale for x in (b.weight, share))
+                    self._dormant.append(Dormant(ids, b.prefix, weight, log_share, born))
+            if len(self._dormant) > MOST_DORMANT:
+                self._dormant = sorted(self._dormant, key=lambda d: -d.log_share)[:MOST_DORMANT]
 
     def _heaviest_dormant(self) -> Dormant:
-        found = max(self._dormant, key=lambda d: d.log_weight)
+        found = max(self._dormant, key=lambda d: d.log_share)
         self._dormant.remove(found)
         return found
 
@@ -493,16 +515,17 @@ class ByteVoter:
             assert branch.sums is not None
             if (branch.sums[allowed[branch.next_bytes]] > 0).any():
                 return False
-        return bool(self._dormant) or self._vocabulary.longest_match(bytes(self._text)) is not None
+        return self._vocabulary.longest_match(bytes(self._text)) is not None
 
     def _retell(self) -> None:
         """No branch can go on, since the others have chosen what this member gave no chance: take up the heaviest of
         those that were dropped; or else tokenise the text anew, first all but a character under way, then all."""
         self.n_retold += not self._retellings
-        heal, behind, others = False, b"", self._dormant[:]
+        heal, behind, prefix, others = False, b"", b"", self._dormant[:]
         if self._dormant:
             found = self._heaviest_dormant()
-            ids, behind, others = found.ids, bytes(self._text[found.born :]), self._dormant[:]
+            ids, prefix, others = found.ids, found.prefix, self._dormant[:]
+            behind = bytes(self._text[found.born :])
         elif self._retellings < 2:
             self._retellings = 2
             whole, behind = _whole_characters(bytes(self._text))
@@ -511,10 +534,10 @@ class ByteVoter:
             ids = [*self._prompt.ids, *self._spell(bytes(self._text))]
         self._retellings = max(self._retellings, 1)
         line = max((b.line for b in self._branches), key=lambda line: _n_common(line.ids, ids))
-        for other in {id(b.line): b.line for b in self._branches}.values():
+        for other in self.lines:
             if other is not line:
                 self.member.drop(other.context)
-        self._begin(line, ids, behind, heal)
+        self._begin(line, ids, behind, heal, prefix)
         self._dormant = others
 
     def _spell(self, text: bytes) -> Sequence[int]:
@@ -524,9 +547,9 @@ class ByteVoter:
                 return ids
         except ValueError:  # not valid UTF-8 (with the mask turned off), or beyond the tokenizer
             pass
-        longest = self._vocabulary.longest_match(text)
-        assert longest is not None, "bytes that a member cannot write are masked"
-        return longest
+        # In a text that is given and not chosen there may be what it cannot write: it leaves out the end of that.
+        spelled = (self._vocabulary.longest_match(text[:n]) for n in range(len(text), 0, -1))
+        return next((ids for ids in spelled if ids is not None), [])
 
     def _usual(self, child: Branch) -> bool:
         """Whether the tokenizer would write the child's last two tokens so."""
