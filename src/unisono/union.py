@@ -79,22 +79,31 @@ class Projection:
     @property
     def used(self) -> IntArray:
         """int64[n]: every id of the member that counts."""
-        return np.concatenate([self.usual[self.own], self.extra_ids])
+        return np.concatenate([self._own_ids, self.extra_ids])
 
     @cached_property
     def own(self) -> IntArray:
-        """int64[n_own]: the union ids that the member has, ascending."""
-        return np.flatnonzero(self.usual < self.n_ids)
+        """int64[n_own]: the union ids that the member has, in the order of its ids."""
+        has = np.flatnonzero(self.usual < self.n_ids)
+        return has[np.argsort(self.usual[has], kind="stable")]
+
+    @cached_property
+    def _own_ids(self) -> IntArray:
+        return self.usual[self.own]
+
+    def places(self, choices: IntArray) -> IntArray:
+        """int64[n]: where in `own` these union ids stand; -1 for what the member does not have."""
+        ids = self.usual[choices]
+        return np.where(ids < self.n_ids, np.searchsorted(self._own_ids, ids), -1)
 
     @cached_property
     def _extra(self) -> IntArray:
-        """Where in `own` the extra ids belong."""
-        return np.searchsorted(self.own, self.extra_union)
+        return self.places(self.extra_union.astype(np.int64))
 
     @cached_property
     def _runs(self) -> tuple[list[tuple[int, int, int]], IntArray]:
-        """Stretches (place in `own`, id, length) in which ids count up, and the places outside of them."""
-        ids = self.usual[self.own]
+        """Stretches (place in `own`, id, length) in which no id is left out, and the places outside of them."""
+        ids = self._own_ids
         breaks = np.flatnonzero(np.diff(ids) != 1) + 1
         starts = np.concatenate([[0], breaks]) if len(ids) else breaks
         lengths = np.diff(np.concatenate([starts, [len(ids)]]))
@@ -112,7 +121,7 @@ class Projection:
 
     @cached_property
     def _lone_ids(self) -> IntArray:
-        return self.usual[self.own[self._lone]]
+        return self._own_ids[self._lone]
 
 
 @dataclass(frozen=True, eq=False)

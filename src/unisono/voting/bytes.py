@@ -521,10 +521,10 @@ class ByteVoter:
         """No branch can go on, since the others have chosen what this member gave no chance: take up the heaviest of
         those that were dropped; or else tokenise the text anew, first all but a character under way, then all."""
         self.n_retold += not self._retellings
-        heal, behind, prefix, others = False, b"", b"", self._dormant[:]
+        heal, behind, prefix, others, log_weight = False, b"", b"", self._dormant[:], 0.0
         if self._dormant:
             found = self._heaviest_dormant()
-            ids, prefix, others = found.ids, found.prefix, self._dormant[:]
+            ids, prefix, others, log_weight = found.ids, found.prefix, self._dormant[:], found.log_weight
             behind = bytes(self._text[found.born :])
         elif self._retellings < 2:
             self._retellings = 2
@@ -538,7 +538,7 @@ class ByteVoter:
             if other is not line:
                 self.member.drop(other.context)
         self._begin(line, ids, behind, heal, prefix)
-        self._dormant = others
+        self._dormant, self._log_scale = others, log_weight
 
     def _spell(self, text: bytes) -> Sequence[int]:
         try:

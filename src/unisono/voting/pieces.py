@@ -133,7 +133,8 @@ class PieceVoter:
         """float[n_own]: how much it is for each of its own union ids; not scaled."""
         self.total = 0.0
         """The sum of those."""
-        self._own = union.projections[number].own
+        self._projection = union.projections[number]
+        self._own = self._projection.own
         self._favourite: tuple[int, float] | None = None
 
     @property
@@ -157,7 +158,7 @@ class PieceVoter:
         self._lag = []
         try:
             self._favourite = None
-            self.shares, self.total = self._union.projections[self.number].shares(logits[0][-1], self.shares)
+            self.shares, self.total = self._projection.shares(logits[0][-1], self.shares)
         except FloatingPointError as exc:
             raise BadLogits(self.member.name) from exc
 
@@ -169,7 +170,7 @@ class PieceVoter:
 
     @property
     def favourite(self) -> tuple[int, float]:
-        """The choice that it likes best, ties to the lowest, and its share."""
+        """The choice that it likes best, ties to its lowest id, and its share."""
         if self._favourite is None:
             best = int(self.shares.argmax())
             self._favourite = int(self._own[best]), float(self.shares[best])
@@ -181,8 +182,8 @@ class PieceVoter:
 
     def shares_of(self, choices: IntArray) -> FloatArray:
         """float64[n]: its shares of these choices; 0 for what it does not have."""
-        at = np.minimum(np.searchsorted(self._own, choices), len(self._own) - 1)
-        return np.where(self._own[at] == choices, self.shares[at].astype(np.float64), 0.0)
+        at = self._projection.places(choices)
+        return np.where(at >= 0, self.shares[at].astype(np.float64), 0.0)
 
     def hear(self, choice: int) -> None:
         self._lag.extend(self._speller.spell(self._union.pieces[choice]))
