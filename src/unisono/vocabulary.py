@@ -115,7 +115,8 @@ class Vocabulary:
         if not former_text:  # then the pieces and their order stay
             out = Vocabulary(self.pieces, kinds, self.begin, self.space_prefix, self.marks, self._children)
             digest = hashlib.sha256(f"{self.digest} ends {given}".encode()).hexdigest()
-            out.__dict__.update(order=self.order, sorted_pieces=self.sorted_pieces, digest=digest)
+            known = {k: self.__dict__[k] for k in ("sorted_pieces", "usual_ids", "canonical") if k in self.__dict__}
+            out.__dict__.update(order=self.order, digest=digest, **known)
             return out
         pieces, marks = list(self.pieces), dict(self.marks)
         for i in former_text:
