@@ -181,9 +181,7 @@ def score_bytes(
 
 def _check_readable(unit: ByteVoting, text: bytes) -> None:
     for member in unit.members:
-        missing = set(member.vocabulary.missing_bytes)
-        at = next((at for at, byte in enumerate(text) if byte in missing), None)
-        if at is not None and member.vocabulary.longest_match(text) is None:
+        if (at := member.vocabulary.unwritable_at(text)) is not None:
             raise UnreadableByte(member.name, text[at], at)
 
 

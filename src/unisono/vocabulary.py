@@ -262,6 +262,17 @@ class Vocabulary:
             ends.append(start + length)
         return [self.canonical[data[a:b]] for a, b in pairwise(ends)]
 
+    def unwritable_at(self, data: bytes) -> int | None:
+        """Where the first byte stands that has no piece of its own, if that leaves no way to write the data.
+
+        >>> v = Vocabulary.build([b"a", b"bc"])
+        >>> v.unwritable_at(b"abca"), v.unwritable_at(b"abac")
+        (None, 1)
+        """
+        missing = set(self.missing_bytes)
+        at = next((at for at, byte in enumerate(data) if byte in missing), None)
+        return at if at is not None and self.longest_match(data) is None else None
+
     @cached_property
     def _longest(self) -> int:
         return max(map(len, self.sorted_pieces), default=0)

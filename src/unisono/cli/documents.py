@@ -76,11 +76,8 @@ def check_readable(members: Sequence[Member], document: Document) -> None:
     """Raise ConfigError where a member has no token for a byte of the text, before hours are spent on what stands
     before it."""
     for member in members:
-        missing = set(member.vocabulary.missing_bytes) & set(document.data)
-        for at, byte in enumerate(document.data) if missing else ():
-            near = document.data[max(at - 8, 0) : at + 8]
-            if byte in missing and member.vocabulary.longest_match(near) is None:
-                raise ConfigError(
-                    f"The text {document.file} holds byte 0x{byte:02X} at byte {at:,}, which {member.name} cannot read:"
-                    f" remove it, or leave {member.name} out. `unisono inspect` lists the bytes a member lacks."
-                )
+        if (at := member.vocabulary.unwritable_at(document.data)) is not None:
+            raise ConfigError(
+                f"The text {document.file} holds byte 0x{document.data[at]:02X} at byte {at:,}, which {member.name}"
+                f" cannot read: remove it, or leave {member.name} out. `unisono inspect` lists the bytes a member lacks."
+            )
