@@ -78,6 +78,7 @@ def check_readable(members: Sequence[Member], document: Document) -> None:
     for member in members:
         if (at := member.vocabulary.unwritable_at(document.data)) is not None:
             raise ConfigError(
-                f"The text {document.file} holds byte 0x{document.data[at]:02X} at byte {at:,}, which {member.name}"
-                f" cannot read: remove it, or leave {member.name} out. `unisono inspect` lists the bytes a member lacks."
+                f"The text {document.file} holds byte 0x{document.data[at]:02X} at byte {at:,}, which"
+                f" {member.name} cannot read: remove it, or leave {member.name} out."
+                " `unisono inspect` lists the bytes a member lacks."
             )
