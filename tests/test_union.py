@@ -9,7 +9,7 @@ import reference
 from strategies import vocabularies
 from unisono import union as union_module
 from unisono.arrays import FloatArray
-from unisono.union import END, UnionVocabulary, unreadable
+from unisono.union import END, Shares, UnionVocabulary, unreadable
 from unisono.vocabulary import Kind, Vocabulary
 
 several = st.lists(vocabularies(), min_size=1, max_size=3)
@@ -99,6 +99,30 @@ def test_a_vote_is_the_same_where_ids_and_union_ids_run_side_by_side(vocabularie
         patch.setattr(union_module, "SHORTEST", 2)
         patch.setattr(union_module, "PORTION", 3)
         check_votes(vocabularies, seed)
+
+
+@given(several, st.integers(0, 1 << 20), st.sampled_from([0.0, 300.0, -300.0]), st.floats(0, 1))
+def test_shares_find_the_best_and_all_above_a_bound_wherever_the_logits_lie(
+    vocabularies: list[Vocabulary], seed: int, shift: float, bound: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(union_module, "SHORTEST", 2)
+        patch.setattr(union_module, "PORTION", 3)
+        union = UnionVocabulary.build(vocabularies)
+        for m, v in enumerate(vocabularies):
+            shares = Shares(union.projections[m])
+            for again in range(2):  # what was read before leaves no trace
+                logits = logits_for(v, seed + m + again).astype(np.float32) + np.float32(shift)
+                shares.read(logits)
+            vote = shares.spread(len(union.pieces))
+            expected = reference.vote(v, union.pieces, logits)
+            np.testing.assert_allclose(vote, [expected[p] for p in union.pieces], rtol=1e-5, atol=1e-7)
+            own = union.projections[m].own.tolist()
+            of = {u: shares.share(u) for u in range(len(union.pieces))}
+            assert of == dict(enumerate(shares.of(range(len(union.pieces))).tolist()))
+            best, share = shares.best()
+            assert share == max(of.values()) and best == next(u for u in own if of[u] == share)
+            assert shares.at_least(bound * share).tolist() == [u for u in own if of[u] >= np.float32(bound * share)]
 
 
 @pytest.mark.parametrize("n", [255, 256, 257, 5000, 40000])

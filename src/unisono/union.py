@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +24,8 @@ END = 0
 SHORTEST = 256
 """Stretches of ids that count up beside the union ids are read as one from this length on."""
 
-
 PORTION = 1 << 15
-"""How many of a stretch at once."""
+"""How many shares are worked on at once: what stays in the processor's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,45 +41,15 @@ class Projection:
     n_ids: int
     """The width of the member's logits."""
 
-    def shares(self, logits: FloatArray, out: FloatArray | None = None) -> tuple[FloatArray, float]:
-        """exp(logits - top) of the member's own union ids, float[n_own] in the order of `own`, and the sum of all; what
-        several ids share is summed. `top` is the highest logit. Written into `out` where that fits: asking the system
-        for new megabytes at every step costs more than the sums.
-
-        Raises:
-            FloatingPointError: a logit is nan or +inf, or nothing is left.
-        """
-        if out is None or out.shape != self.own.shape or out.dtype != logits.dtype:
-            out = np.empty(len(self.own), dtype=logits.dtype)
-        for again in (False, True):
-            top = logits[self.used].max(initial=-np.inf) if again else logits.max()
-            if not -np.inf < top < np.inf:  # nan is not, either
-                break
-            total = self._exp(logits, top, out)
-            if total > 1e-20:
-                return out, total
-            # A masked token towers so high that the rest underflows: measure from the highest that counts instead.
-        raise FloatingPointError("no finite logits")
-
-    def _exp(self, logits: FloatArray, top: float, out: FloatArray) -> float:
-        """Ids count up beside the union ids over long stretches, so most of it is read straight through, in portions
-        that stay in the processor's cache: after a forward nothing else does."""
-        total = 0.0
-        for at, i, n in self._stretches:
-            for k in range(0, n, PORTION):
-                part = out[at + k : at + min(k + PORTION, n)]
-                np.subtract(logits[i + k : i + k + len(part)], top, out=part)
-                total += float(np.exp(part, out=part).sum())
-        lone = np.exp(logits.take(self._lone_ids) - top)
-        out[self._lone] = lone
-        extra = np.exp(logits.take(self.extra_ids) - top)
-        np.add.at(out, self._extra, extra)
-        return total + float(lone.sum()) + float(extra.sum())
-
     @property
     def used(self) -> IntArray:
         """int64[n]: every id of the member that counts."""
         return np.concatenate([self._own_ids, self.extra_ids])
+
+    @cached_property
+    def unused(self) -> IntArray:
+        """int64[n]: every other id."""
+        return np.setdiff1d(np.arange(self.n_ids), self.used)
 
     @cached_property
     def own(self) -> IntArray:
@@ -91,37 +61,133 @@ class Projection:
     def _own_ids(self) -> IntArray:
         return self.usual[self.own]
 
-    def places(self, choices: IntArray) -> IntArray:
-        """int64[n]: where in `own` these union ids stand; -1 for what the member does not have."""
-        ids = self.usual[choices]
-        return np.where(ids < self.n_ids, np.searchsorted(self._own_ids, ids), -1)
+    @cached_property
+    def place(self) -> IdArray:
+        """int32[n_union]: where in `own` a union id stands; -1 for what the member does not have."""
+        out = np.full(len(self.usual), -1, dtype=np.int32)
+        out[self.own] = np.arange(len(self.own))
+        return out
 
     @cached_property
-    def _extra(self) -> IntArray:
-        return self.places(self.extra_union.astype(np.int64))
+    def extra(self) -> IntArray:
+        """int64[n_extra]: where in `own` the other ids belong."""
+        return self.place[self.extra_union].astype(np.int64)
 
     @cached_property
-    def _runs(self) -> tuple[list[tuple[int, int, int]], IntArray]:
-        """Stretches (place in `own`, id, length) in which no id is left out, and the places outside of them."""
+    def extra_portions(self) -> list[int]:
+        """The portions that those lie in."""
+        return [int(k) for k in np.unique(self.extra // PORTION)]
+
+    @cached_property
+    def portions(self) -> list[Portion]:
+        """`own`, cut into portions. Ids count up beside the union ids over long stretches, so most logits are read
+        straight through; the others are gathered."""
         ids = self._own_ids
-        breaks = np.flatnonzero(np.diff(ids) != 1) + 1
-        starts = np.concatenate([[0], breaks]) if len(ids) else breaks
-        lengths = np.diff(np.concatenate([starts, [len(ids)]]))
-        long = lengths >= SHORTEST
-        stretches = [(int(s), int(ids[s]), int(n)) for s, n in zip(starts[long], lengths[long], strict=True)]
-        return stretches, np.flatnonzero(np.repeat(~long, lengths))
+        out = []
+        for start in range(0, len(ids), PORTION):
+            here = ids[start : start + PORTION]
+            starts = np.concatenate([[0], np.flatnonzero(np.diff(here) != 1) + 1])
+            lengths = np.diff(np.concatenate([starts, [len(here)]]))
+            long = lengths >= SHORTEST
+            stretches = [(int(at), int(here[at]), int(n)) for at, n in zip(starts[long], lengths[long], strict=True)]
+            lone = np.flatnonzero(np.repeat(~long, lengths))
+            out.append(Portion(slice(start, start + len(here)), stretches, lone, here[lone]))
+        return out
 
-    @property
-    def _stretches(self) -> list[tuple[int, int, int]]:
-        return self._runs[0]
 
-    @property
-    def _lone(self) -> IntArray:
-        return self._runs[1]
+class Portion(NamedTuple):
+    """Neighbours in `Projection.own`, and where their logits are."""
 
-    @cached_property
-    def _lone_ids(self) -> IntArray:
-        return self._own_ids[self._lone]
+    places: slice
+    stretches: Sequence[tuple[int, int, int]]
+    """(place in the portion, id, length) of stretches in which no id is left out."""
+    lone: IntArray
+    """int64[n]: the places outside of them."""
+    lone_ids: IntArray
+    """int64[n]: the ids of those."""
+
+
+class Shares:
+    """How much a row of logits is for each of one member's union ids. It is kept from step to step and filled anew:
+    asking the system for new megabytes every time costs more than the sums."""
+
+    def __init__(self, projection: Projection) -> None:
+        self._projection = projection
+        self.values: FloatArray = np.empty(0)
+        """float[n_own]: exp(logit) up to a common factor, in the order of `Projection.own`; several ids summed."""
+        self.total = 0.0
+        """The sum of those; a share divided by it is a probability."""
+        self._tops: FloatArray = np.empty(0)
+
+    def read(self, logits: FloatArray) -> None:
+        """Take logits float[n_ids].
+
+        Raises:
+            FloatingPointError: a logit is nan or +inf, or nothing is left.
+        """
+        self.total = 0.0
+        n = len(self._projection.own)
+        if self.values.shape != (n,) or self.values.dtype != logits.dtype:
+            self.values = np.empty(n, dtype=logits.dtype)
+            self._tops = np.empty(len(self._projection.portions), dtype=logits.dtype)
+        # Few models have logits far from 0, so that finding the top and taking it off can be spared as a rule.
+        total = self._exp(logits, 0.0)
+        if not 1e-10 < total < 1e30:  # nan is not, either
+            top = logits[self._projection.used].max(initial=-np.inf)
+            total = self._exp(logits, top) if -np.inf < top < np.inf else 0.0
+        if not total > 0 or not logits.take(self._projection.unused).max(initial=-np.inf) < np.inf:
+            raise FloatingPointError("no finite logits")
+        self.total = total
+
+    def _exp(self, logits: FloatArray, top: float | np.floating[Any]) -> float:
+        total = 0.0
+        with np.errstate(over="ignore"):
+            for k, (places, stretches, lone, lone_ids) in enumerate(self._projection.portions):
+                part = self.values[places]
+                for at, i, n in stretches:
+                    stretch = logits[i : i + n]
+                    if top:
+                        stretch = np.subtract(stretch, top, out=part[at : at + n])
+                    np.exp(stretch, out=part[at : at + n])
+                if len(lone):
+                    part[lone] = np.exp(logits.take(lone_ids) - top)
+                total += float(part.sum())
+                self._tops[k] = part.max()
+            if len(extra := self._projection.extra):
+                shares = np.exp(logits.take(self._projection.extra_ids) - top)
+                np.add.at(self.values, extra, shares)
+                total += float(shares.sum())
+                for k in self._projection.extra_portions:
+                    self._tops[k] = self.values[self._projection.portions[k].places].max()
+        return total
+
+    def best(self) -> tuple[int, float]:
+        """The union id with the largest share, ties to the member's lowest id, and that share."""
+        k = int(self._tops.argmax())
+        place = k * PORTION + int(self.values[self._projection.portions[k].places].argmax())
+        return int(self._projection.own[place]), float(self.values[place])
+
+    def at_least(self, share: float) -> IntArray:
+        """int64[n]: the union ids that have this share or more."""
+        portions = np.flatnonzero(self._tops >= share).tolist()
+        found = [k * PORTION + np.flatnonzero(self.values[k * PORTION : (k + 1) * PORTION] >= share) for k in portions]
+        return self._projection.own[np.concatenate(found)] if found else np.empty(0, dtype=np.int64)
+
+    def of(self, choices: IntArray | Sequence[int]) -> FloatArray:
+        """float64[n]: the shares of these union ids; 0 for what the member does not have."""
+        at = self._projection.place[choices]
+        return np.where(at >= 0, self.values[at], 0.0).astype(np.float64)
+
+    def share(self, choice: int) -> float:
+        """The same of one."""
+        at = self._projection.place[choice]
+        return float(self.values[at]) if at >= 0 else 0.0
+
+    def spread(self, n_union: int) -> Probs:
+        """float[n_union]: the probabilities of all union ids."""
+        out = np.zeros(n_union, dtype=self.values.dtype)
+        out[self._projection.own] = self.values / self.total
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +256,9 @@ class UnionVocabulary:
         Raises:
             FloatingPointError: a logit is nan or +inf, or nothing is left.
         """
-        projection = self.projections[member]
-        shares, total = projection.shares(logits)
-        out = np.zeros(len(self.pieces), dtype=logits.dtype)
-        out[projection.own] = shares / total
-        return out
+        shares = Shares(self.projections[member])
+        shares.read(logits)
+        return shares.spread(len(self.pieces))
 
     @property
     def n_shared(self) -> int:

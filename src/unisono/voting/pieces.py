@@ -11,12 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
-from unisono.arrays import FloatArray, IntArray, Logits, Probs, Weights
+from unisono.arrays import Logits, Probs, Weights
 from unisono.errors import BadLogits
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule, linear
 from unisono.sampling import greedy
-from unisono.union import END, UnionVocabulary
+from unisono.union import END, Shares, UnionVocabulary
 from unisono.voting.base import MemberPrompt, Opinion, Voter
 
 
@@ -60,22 +60,24 @@ class PooledPieces:
             choice = greedy(self.probs)
             return choice, float(self.probs[choice])
         # A choice can only win if some member gives it an n-th of what the best favourite has with its member alone.
-        scales = [weight / voter.total for weight, voter in zip(self.weights.tolist(), self.voters, strict=True)]
+        ballots = [voter.shares for voter in self.voters]
+        scales = [weight / shares.total for weight, shares in zip(self.weights.tolist(), ballots, strict=True)]
         floor = max(scale * voter.favourite[1] for scale, voter in zip(scales, self.voters, strict=True))
-        floor *= (1 - 1e-5) / len(self.voters)
-        found = [voter.at_least(floor / scale) for scale, voter in zip(scales, self.voters, strict=True)]
-        candidates = np.unique(np.concatenate(found))
-        rows = np.stack([voter.shares_of(candidates) / voter.total for voter in self.voters])
-        pooled = linear(rows, self.weights)
+        floor *= (1 - 1e-5) / len(ballots)
+        found = [shares.at_least(floor / scale) for scale, shares in zip(scales, ballots, strict=True)]
+        candidates = sorted(set().union(*(choices.tolist() for choices in found)))
+        pooled = np.zeros(len(candidates))
+        for scale, shares in zip(scales, ballots, strict=True):
+            pooled += scale * shares.of(candidates)
         best = greedy(pooled)
-        return int(candidates[best]), float(pooled[best])
+        return candidates[best], float(pooled[best])
 
     def opinions(self, choice: int) -> list[Opinion]:
         out = []
         for voter in self.voters:
             best, share = voter.favourite
-            [own] = voter.shares_of(np.array([choice])).tolist()
-            out.append(Opinion(best, share / voter.total, own / voter.total))
+            own = voter.shares.share(choice)
+            out.append(Opinion(best, share / voter.shares.total, own / voter.shares.total))
         return out
 
 
@@ -129,12 +131,7 @@ class PieceVoter:
         if prompt.tail:
             self._lag += speller.spell(prompt.tail)
         self._n_prompt = len(self._lag)
-        self.shares: FloatArray = np.empty(0)
-        """float[n_own]: how much it is for each of its own union ids; not scaled."""
-        self.total = 0.0
-        """The sum of those."""
-        self._projection = union.projections[number]
-        self._own = self._projection.own
+        self.shares = Shares(union.projections[number])
         self._favourite: tuple[int, float] | None = None
 
     @property
@@ -158,32 +155,20 @@ class PieceVoter:
         self._lag = []
         try:
             self._favourite = None
-            self.shares, self.total = self._projection.shares(logits[0][-1], self.shares)
+            self.shares.read(logits[0][-1])
         except FloatingPointError as exc:
             raise BadLogits(self.member.name) from exc
 
     def vote(self) -> Probs:
-        assert self.total and not self._lag
-        out = np.zeros(len(self._union.pieces), dtype=self.shares.dtype)
-        out[self._own] = self.shares / self.total
-        return out
+        assert self.shares.total and not self._lag
+        return self.shares.spread(len(self._union.pieces))
 
     @property
     def favourite(self) -> tuple[int, float]:
         """The choice that it likes best, ties to its lowest id, and its share."""
         if self._favourite is None:
-            best = int(self.shares.argmax())
-            self._favourite = int(self._own[best]), float(self.shares[best])
+            self._favourite = self.shares.best()
         return self._favourite
-
-    def at_least(self, share: float) -> IntArray:
-        """int64[n]: the choices that have this share or more."""
-        return self._own[np.flatnonzero(self.shares >= share)]
-
-    def shares_of(self, choices: IntArray) -> FloatArray:
-        """float64[n]: its shares of these choices; 0 for what it does not have."""
-        at = self._projection.places(choices)
-        return np.where(at >= 0, self.shares[at].astype(np.float64), 0.0)
 
     def hear(self, choice: int) -> None:
         self._lag.extend(self._speller.spell(self._union.pieces[choice]))
