@@ -275,6 +275,21 @@ def test_what_a_member_gives_no_chance_is_impossible_and_no_error(rest: str) -> 
     np.testing.assert_allclose(np.exp(found.logprobs[0, :3]), [0.9, 0.1, 0], atol=1e-9)
 
 
+def test_a_text_that_only_a_branch_dropped_long_ago_can_write_is_scored() -> None:
+    """What was kept has become unlikelier than any float by then; each byte was voted on by what was kept."""
+    whole = b"x" + b"y" * 40 + b"z"
+    vocabulary = Vocabulary.build([b"x", b"y", whole, b"</s>"], {3: Kind.END})
+
+    def logits(ids: Sequence[int]) -> FloatArray:
+        return np.array([0.0, 0, -7, -90] if len(ids) < 2 else [0.0, -50, -90, -90])
+
+    member = TableMember("m", vocabulary, logits)
+    with Ensemble([member]) as ensemble:
+        scored = ensemble.score("x", whole)
+    assert scored.logprob == pytest.approx(math.log(1 / 2) - 40 * 50, abs=1e-2)
+    assert scored.logprobs[0, -1] == pytest.approx(0)  # the branch outweighs all others by far
+
+
 def test_a_dropped_branch_is_revived_and_scored_as_if_it_had_been_kept() -> None:
     """ "ab" is so much likelier than "a" that "a" is dropped; then comes no b."""
     v = Vocabulary.build([b"a", b"b", b"ab"])

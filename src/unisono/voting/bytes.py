@@ -12,12 +12,13 @@ al., arXiv 2412.03719.) A member is asked for a forward only where the open byte
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unisono.arrays import FloatArray, IntArray, Logits, Probs, Votes, Weights
+from unisono.arrays import BoolArray, FloatArray, IntArray, Logits, Probs, Votes, Weights
 from unisono.errors import BadLogits, NoCommonChoice
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule
@@ -30,7 +31,7 @@ N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
 
 MOST_DORMANT = 64
-"""How many dropped branches are remembered at most, the heaviest."""
+"""How many dropped branches are remembered, the heaviest; twice as many until they are counted."""
 
 PORTION = 1 << 15
 """How many probabilities are worked on at once."""
@@ -82,11 +83,14 @@ class ByteVoting:
         Raises NoCommonChoice if that is nothing.
         """
         votes = np.array([voter.vote() for voter in voters])
-        allowed = np.ones(N_CHOICES, dtype=bool)
-        for voter, vote in zip(voters, votes, strict=True):
-            assert isinstance(voter, ByteVoter)
-            allowed &= voter.allowed(vote)
-        votes *= allowed
+        masks = {
+            id(mask): mask
+            for voter, vote in zip(voters, votes, strict=True)
+            if isinstance(voter, ByteVoter)
+            for mask in voter.masks(vote)
+        }
+        for mask in masks.values():  # for text between two characters, the same object with every member
+            votes *= mask
         totals = votes.sum(axis=1, keepdims=True)
         if not totals.any():
             raise NoCommonChoice("No byte can follow that every member can read; leave out one of the members.")
@@ -127,6 +131,17 @@ class PooledBytes:
         return [Opinion(k, float(row[k]), float(row[choice])) for k, row in zip(best, self.votes, strict=True)]
 
 
+class Row(NamedTuple):
+    """A member's next token, up to a common factor."""
+
+    masses: FloatArray
+    """float[n_text]: in the order of the sorted pieces, in the dtype of the logits."""
+    end: float
+    """The mass of all ends."""
+    total: float
+    """The sum of both; a mass divided by it is a probability."""
+
+
 class SortedRow:
     """Turns a row of logits into probabilities in the order of the sorted pieces."""
 
@@ -134,33 +149,40 @@ class SortedRow:
         self.vocabulary = vocabulary
         self._order = vocabulary.order.astype(np.int64)  # numpy takes by int64 fastest
         self._ends = vocabulary.ends
-        self._used = np.concatenate([self._order, self._ends])
+        used = np.concatenate([self._order, self._ends])
+        self._others = np.setdiff1d(np.arange(vocabulary.n_ids), used)
 
-    def read(self, logits: FloatArray) -> tuple[FloatArray, float]:
-        """float[n_ids] to float[n_text], and the probability of the end; in the logits' dtype, control tokens masked.
+    def read(self, logits: FloatArray) -> Row:
+        """Logits float[n_ids] as masses, control tokens left out.
 
         Raises:
             FloatingPointError: a logit is nan or +inf, or nothing is left.
         """
-        masses: FloatArray = np.empty(len(self._order), dtype=logits.dtype)
         ends = logits[self._ends]
-        for again in (False, True):
-            top = logits[self._used].max(initial=-np.inf) if again else logits.max()
-            if not -np.inf < top < np.inf:  # nan is not, either
-                break
-            logits.take(self._order, out=masses, mode="clip")  # in this mode straight into `out`
-            total = 0.0
+        # Few models have logits far from 0, so that finding the top and taking it off can be spared as a rule.
+        row = self._exp(logits, ends, 0.0)
+        if not 1e-10 < row.total < 1e30:  # nan is not, either
+            top = max(logits.take(self._order).max(initial=-np.inf), ends.max(initial=-np.inf))
+            if not -np.inf < top < np.inf:
+                raise FloatingPointError("no finite logits")
+            row = self._exp(logits, ends, top)
+        if not row.total > 0 or not logits.take(self._others).max(initial=-np.inf) < np.inf:
+            raise FloatingPointError("no finite logits")
+        return row
+
+    def _exp(self, logits: FloatArray, ends: FloatArray, top: float | np.floating[Any]) -> Row:
+        masses: FloatArray = np.empty(len(self._order), dtype=logits.dtype)
+        logits.take(self._order, out=masses, mode="clip")  # in this mode straight into `out`
+        total = 0.0
+        with np.errstate(over="ignore"):
             for at in range(0, len(masses), PORTION):  # portions stay in the processor's cache
                 part = masses[at : at + PORTION]
-                np.subtract(part, top, out=part)
+                if top:
+                    np.subtract(part, top, out=part)
                 total += float(np.exp(part, out=part).sum())
             end = float(np.exp(ends - top).sum())
-            total += end
-            if total > 1e-20:
-                masses /= total
-                return masses, end / total
-            # A control token towers so high that the rest underflows: measure from the highest that counts instead.
-        raise FloatingPointError("no finite logits")
+        total += end
+        return Row(masses, end, total)
 
 
 @dataclass(eq=False)
@@ -191,10 +213,8 @@ class Branch:
     """The open bytes."""
     pinned: bool = False
     """Not to be dropped before the next byte, since it was taken up again for it."""
-    masses: FloatArray | None = None
-    """float[n_text]: the next token's probabilities, in the order of the sorted pieces."""
-    end: float = 0.0
-    """The probability of the end of the text."""
+    row: Row | None = None
+    """The next token's masses; None until the branch has been read."""
     next_bytes: IntArray | None = None
     """int[k]: the bytes that can follow."""
     sums: FloatArray | None = None
@@ -210,8 +230,10 @@ class Branch:
 class Dormant:
     """A branch that was dropped, as it was then."""
 
-    ids: list[int]
-    """All its tokens."""
+    read: list[int]
+    """Its tokens but those; may be shared with others."""
+    unread: list[int]
+    """The tokens that it had still to read."""
     prefix: bytes
     """Its open bytes; its children up to there went their own ways."""
     log_weight: float
@@ -220,6 +242,11 @@ class Dormant:
     """Log of its share, likewise."""
     born: int
     """How many bytes of the text its tokens and open bytes spell."""
+
+    @property
+    def ids(self) -> list[int]:
+        """All its tokens."""
+        return self.read + self.unread
 
 
 class ByteVoter:
@@ -270,16 +297,19 @@ class ByteVoter:
         """The member's next-token distribution where it has no open bytes: float[n_text] in the order of the sorted
         pieces, and the probability of the end; None where its heaviest branch is inside a token."""
         best = max(self._branches, key=self._share)
-        return None if best.prefix or best.masses is None else (best.masses, best.end)
+        if best.prefix or best.row is None:
+            return None
+        masses, end, total = best.row
+        return masses / total, end / total
 
-    def allowed(self, vote: Probs) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """bool[257]: what can be chosen as far as this member is concerned."""
-        out = self._utf8.allowed if self._utf8 else np.ones(N_CHOICES, dtype=bool)
+    def masks(self, vote: Probs) -> Iterator[BoolArray]:
+        """bool[257] each: what can be chosen as far as this member is concerned is what all of them allow."""
+        if self._utf8:
+            yield self._utf8.allowed
         if self._captive:
-            return out & (vote > 0)
-        if self._missing:
-            return out & (~self._cannot_write | (vote > 0))
-        return out
+            yield vote > 0
+        elif self._missing:
+            yield ~self._cannot_write | (vote > 0)
 
     # The rounds.
 
@@ -316,10 +346,10 @@ class ByteVoter:
             vote = np.zeros(N_CHOICES)
             for branch in self._branches:
                 self._look_ahead(branch)
-                assert branch.sums is not None
+                assert branch.sums is not None and branch.row is not None
                 vote[branch.next_bytes] += branch.weight * branch.sums
                 if not branch.prefix:
-                    vote[END_OF_TEXT] += branch.weight * branch.end
+                    vote[END_OF_TEXT] += branch.weight * branch.row.end / branch.row.total
             total = vote.sum()
             self._vote = vote / total if total > 0 else vote
         return self._vote
@@ -343,11 +373,17 @@ class ByteVoter:
             return False
         found = self._heaviest_dormant()
         line = max((b.line for b in self._branches), key=lambda line: _n_common(line.ids, found.ids))
-        n = min(_n_common(line.ids, found.ids), len(found.ids) - 1)
+        ids = found.ids
+        n = min(_n_common(line.ids, ids), len(ids) - 1)
+        # The text may have gone where the kept branches hardly went: then it is they that become small.
+        lift = max(found.log_weight - self._log_scale, 0.0)
+        for branch in self._branches:
+            branch.weight *= math.exp(-lift)
+        self._log_scale += lift
         weight = math.exp(found.log_weight - self._log_scale)
         behind = bytes(self._text[found.born :])
         own = Line(self.member.fork(line.context, n), line.ids[:n])
-        revived = Branch(own, n, weight, found.ids[n:], behind, found.prefix, pinned=True)
+        revived = Branch(own, n, weight, ids[n:], behind, found.prefix, pinned=True)
         revived.line.branches.append(revived)
         self._branches.append(revived)
         self._vote = None
@@ -373,7 +409,7 @@ class ByteVoter:
 
     def _take(self, branch: Branch, row: FloatArray) -> None:
         try:
-            branch.masses, branch.end = self._row.read(row)
+            branch.row = self._row.read(row)
         except FloatingPointError as exc:
             raise BadLogits(self.member.name) from exc
 
@@ -382,10 +418,10 @@ class ByteVoter:
         other ids with its piece are children too."""
         parent = Branch(child.line, child.n - 1, 1.0, behind=child.behind, prefix=self._vocabulary.pieces[last])
         self._take(parent, row_before)
-        assert parent.masses is not None
+        assert parent.row is not None
         family = [parent]
         for k in self._vocabulary.children(parent.prefix).exact:
-            weight, i = float(parent.masses[k]), int(self._vocabulary.order[k])
+            weight, i = float(parent.row.masses[k]) / parent.row.total, int(self._vocabulary.order[k])
             if i == last:
                 child.weight = weight
                 family.append(child)
@@ -413,14 +449,16 @@ class ByteVoter:
     def _look_ahead(self, branch: Branch) -> None:
         """Split the branch's mass by the next byte."""
         if branch.sums is None:
-            assert branch.masses is not None
+            assert branch.row is not None
+            masses, _, total = branch.row
             children = self._vocabulary.children(branch.prefix)
             bounds = children.bounds
             branch.next_bytes = children.next_bytes
             if len(children.next_bytes):
-                branch.sums = np.add.reduceat(branch.masses[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0])
+                branch.sums = np.add.reduceat(masses[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0])
+                branch.sums /= total
             else:
-                branch.sums = branch.masses[:0]
+                branch.sums = masses[:0]
 
     def _share(self, branch: Branch) -> float:
         """The branch's part of the member's mass, up to a common factor."""
@@ -433,13 +471,13 @@ class ByteVoter:
     def _split(self, branch: Branch, byte: int) -> list[Branch]:
         """What a branch becomes with one more byte: itself, if some token goes on so, and a child for each token that
         its open bytes now are."""
-        assert branch.masses is not None
+        assert branch.row is not None
         branch.prefix += _BYTES[byte]
         branch.next_bytes = branch.sums = None
         children = self._vocabulary.children(branch.prefix)
         out = []
         for k in children.exact:
-            weight = branch.weight * float(branch.masses[k])
+            weight = branch.weight * float(branch.row.masses[k]) / branch.row.total
             child = Branch(branch.line, branch.n, weight, [int(self._vocabulary.order[k])], pinned=branch.pinned)
             if weight > 0 and (not self._unit.canonical or self._usual(child)):
                 out.append(child)
@@ -455,11 +493,12 @@ class ByteVoter:
         if not total > 0:
             self._retell()
             return
-        floor = min(self._unit.epsilon * total, max(shares))
-        ranked = sorted(range(len(survivors)), key=lambda k: -shares[k])
-        ranked.sort(key=lambda k: not survivors[k].pinned)
-        heavy = [k for k in ranked[: self._unit.max_branches] if shares[k] > 0]
-        kept = [survivors[k] for k in heavy if shares[k] >= floor or survivors[k].pinned]
+        kept = survivors
+        if len(survivors) > 1:
+            floor = min(self._unit.epsilon * total, max(shares))
+            ranked = sorted(range(len(survivors)), key=lambda k: (not survivors[k].pinned, -shares[k]))
+            heavy = [k for k in ranked[: self._unit.max_branches] if shares[k] > 0]
+            kept = [survivors[k] for k in heavy if shares[k] >= floor or survivors[k].pinned]
         self._remember_dropped(survivors, shares, kept)
         lines = {id(b.line): b.line for b in (*self._branches, *survivors)}.values()
         for line in lines:
@@ -483,13 +522,14 @@ class ByteVoter:
         if not self._missing and any(not b.prefix and not b.behind for b in kept):
             self._dormant.clear()
         elif len(survivors) > len(kept):
+            before: dict[tuple[int, int], list[int]] = {}  # siblings share what stands before their last token
             for b, share in zip(survivors, shares, strict=True):
                 if share > 0 and b not in kept:
+                    read = before.setdefault((id(b.line), b.n), b.line.ids[: b.n])
                     born = len(self._text) - len(b.behind)
-                    ids = [*b.line.ids[: b.n], *b.unread]
                     weight, log_share = (math.log(x) + self._log_scale for x in (b.weight, share))
-                    self._dormant.append(Dormant(ids, b.prefix, weight, log_share, born))
-            if len(self._dormant) > MOST_DORMANT:
+                    self._dormant.append(Dormant(read, b.unread, b.prefix, weight, log_share, born))
+            if len(self._dormant) > 2 * MOST_DORMANT:
                 self._dormant = sorted(self._dormant, key=lambda d: -d.log_share)[:MOST_DORMANT]
 
     def _heaviest_dormant(self) -> Dormant:
@@ -512,7 +552,9 @@ class ByteVoter:
         allowed = self._utf8.allowed
         for branch in self._branches:
             self._look_ahead(branch)
-            assert branch.sums is not None
+            assert branch.sums is not None and branch.next_bytes is not None
+            if len(branch.sums) and branch.sums[0] > 0 and allowed[branch.next_bytes[0]]:
+                return False  # as nearly always
             if (branch.sums[allowed[branch.next_bytes]] > 0).any():
                 return False
         return self._vocabulary.longest_match(bytes(self._text)) is not None
