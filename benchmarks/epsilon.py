@@ -6,13 +6,15 @@ those at ε = 1e-6, over positions of real text, and the tokens read for each to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from common import DATA, arguments, load, print_table
 
 from unisono.arrays import FloatArray
 from unisono.chat import raw_prompt
 from unisono.members.base import Member
-from unisono.score import Foresight
+from unisono.reading import Reader
 from unisono.voting.bytes import ByteVoting
 
 EXACT = 1e-6
@@ -27,42 +29,54 @@ def votes_along(member: Member, text: bytes, epsilon: float, canonical: bool = F
     unit = ByteVoting([member], epsilon=epsilon, max_branches=64, canonical=canonical)
     start = text.index(b" ") + 1
     voter = unit.voter(0, raw_prompt(member, text[:start]))
-    reader = Foresight(voter, text[start:])
+    reader = Reader(0, voter, text[start:])
     rows, bits, n_branches = [], 0.0, 0
-    for at, byte in enumerate(text[start:]):
-        reader.read(at)
+    for byte in text[start:]:
+        settle(reader)
         [vote] = unit.ballot([voter])
         while not vote[byte] > 0 and voter.revive():
-            reader.read(at)
+            settle(reader)
             [vote] = unit.ballot([voter])
         rows.append(vote)
         bits -= float(np.log2(vote[byte])) if vote[byte] > 0 else np.inf
-        voter.hear(byte)
+        reader.hear(byte)
         n_branches += sum(1 for _ in voter.pending())
     voter.close()
     return np.array(rows), n_branches, bits / len(rows)
 
 
+def settle(reader: Reader) -> None:
+    """Read until the voter can vote."""
+    while not reader.settle():
+        reader.take(reader.voter.member.forward(reader.feeds()))
+
+
 def main() -> None:
     args = arguments(__doc__ or "", positions=200)
-    path = DATA / "text-english-dev.txt"
-    text = (path.read_bytes() if path.exists() else TEXT.encode())[: args.positions + 20]
-    text = text.decode(errors="ignore").encode()
+    texts = [path.read_bytes() for path in sorted(DATA.glob("text-*-dev.txt"))] or [TEXT.encode()]
+    texts = [text[: args.positions + 20].decode(errors="ignore").encode() for text in texts]
+    settings = [(0.0001, False), (0.001, False), (0.01, False), (0.03, False), (0.1, False), (0.01, True)]
     rows: list[list[object]] = []
     with load(args, n_contexts=256, n_cells=8192) as ensemble:
         for member in ensemble.members:
-            n_tokens = len(member.encode(text.decode()))
-            exact, n_exact, bits = votes_along(member, text, EXACT)
-            rows.append([member.name, f"{EXACT:g}", 0.0, n_exact / n_tokens, bits])
-            for epsilon in (0.0001, 0.001, 0.01, 0.03, 0.1):
-                votes, n_read, bits = votes_along(member, text, epsilon)
-                distance = float(0.5 * np.abs(votes - exact).sum(axis=1).mean())
-                rows.append([member.name, f"{epsilon:g}", distance, n_read / n_tokens, bits])
-            votes, n_read, bits = votes_along(member, text, 0.01, canonical=True)
-            distance = float(0.5 * np.abs(votes - exact).sum(axis=1).mean())
-            rows.append([member.name, "0.01, usual pairs only", distance, n_read / n_tokens, bits])
+            n_tokens = sum(len(member.encode(text.decode())) for text in texts)
+            exact = [votes_along(member, text, EXACT) for text in texts]
+            rows.append([member.name, f"{EXACT:g}", 0.0, *_means([(n, bits) for _, n, bits in exact], n_tokens)])
+            for epsilon, canonical in settings:
+                found = [votes_along(member, text, epsilon, canonical) for text in texts]
+                pairs = zip(found, exact, strict=True)
+                distance = np.mean([0.5 * np.abs(a - b).sum(axis=1).mean() for (a, *_), (b, *_) in pairs])
+                costs = _means([(n, bits) for _, n, bits in found], n_tokens)
+                label = f"{epsilon:g}" + (", usual pairs only" if canonical else "")
+                rows.append([member.name, label, float(distance), *costs])
     columns = ["member", "ε", "mean TV distance", "forwards a token", "bits per byte"]
-    print_table(f"Dropping branches, over {len(text)} bytes of text", columns, rows)
+    title = f"Dropping branches, over {sum(map(len, texts))} bytes of {len(texts)} texts"
+    print_table(title, columns, rows)
+
+
+def _means(costs: Sequence[tuple[int, float]], n_tokens: int) -> tuple[float, float]:
+    """Tokens read a token of the texts, and bits per byte."""
+    return sum(n for n, _ in costs) / n_tokens, float(np.mean([bits for _, bits in costs]))
 
 
 if __name__ == "__main__":

@@ -234,6 +234,7 @@ def test_the_smallest_context_of_all_members_counts(vote: str) -> None:
 def test_contexts_are_let_go_of_at_the_end(vote: str) -> None:
     member = writer("abc")
     generation = Ensemble([member], vote=vote).generate("x", heal=False)
+    next(generation)
     assert n_open(member) == 1
     generation.run()
     assert n_open(member) == 0
@@ -281,7 +282,7 @@ def test_a_member_without_a_free_context_leaves_none_open_with_the_others(vote: 
     full = TableMember("full", V, lambda ids: np.zeros(V.n_ids), n_contexts=1)
     held = full.new()
     with pytest.raises(CacheFull, match="full"):
-        Ensemble([one, full], vote=vote).generate("a")
+        Ensemble([one, full], vote=vote).generate("a").run()
     assert n_open(one) == 0
     assert list(full._contexts) == [held]
 

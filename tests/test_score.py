@@ -280,7 +280,7 @@ def test_a_text_that_only_a_branch_dropped_long_ago_can_write_is_scored() -> Non
     whole = b"x" + b"y" * 40 + b"z"
     vocabulary = Vocabulary.build([b"x", b"y", whole, b"</s>"], {3: Kind.END})
 
-    def logits(ids: Sequence[int]) -> FloatArray:
+    def logits(ids: tuple[int, ...]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.array([0.0, 0, -7, -90] if len(ids) < 2 else [0.0, -50, -90, -90])
 
     member = TableMember("m", vocabulary, logits)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.cli.votes import agreement, favourite
-from unisono.engine import MemberVote, Step
+from unisono.steps import MemberVote, Step
 from unisono.words import BY, By, Word, WordStream, words
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unisono.config import Config, MemberConfig
-    from unisono.engine import MemberVote, Stats, Step
     from unisono.ensemble import Ensemble, Generation
     from unisono.errors import EnsembleError
+    from unisono.steps import MemberVote, Stats, Step
 
 __version__ = "0.1.0"
 

@@ -1,167 +1,253 @@
-"""Writing: vote, pool, choose, hear, until something ends it."""
+"""Many texts at once: each runs on what it has until it needs a forward; when all wait, each member does one forward
+for all of them."""
 
 from __future__ import annotations
 
-import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
-from unisono.text import TextStream
-from unisono.voting.base import Opinion, Pooled, Unit, Voter
+from unisono.errors import CacheFull, EnsembleError
+from unisono.members.base import Feed, Member
+from unisono.reading import Reader
+from unisono.steps import Step
+from unisono.voting.base import MemberPrompt, Unit, Voter, n_common
+from unisono.writing import Writing
 
-Finish = Literal["end", "stop", "length", "interrupted"]
-"""Why a text is over: the ensemble ended it; a stop string came; max_tokens or a context's end was reached;
-the reader stopped reading."""
+MOST_UNREAD = 512
+"""How many steps of a text may wait for their reader before it stands still."""
 
-
-@dataclass(frozen=True)
-class MemberVote:
-    """What one member thought of one step."""
-
-    favourite: bytes
-    """The choice it liked best; b"" is the end of the text."""
-    favourite_logprob: float
-    """Natural log of the probability it gave that."""
-    chosen_logprob: float
-    """Natural log of the probability it gave what was chosen; -inf if none."""
+WORTH_WAITING = 16
+"""So many tokens of a prompt that another text is about to read are worth a round of waiting."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One choice."""
-
-    piece: bytes
-    """What was chosen; b"" is the end of the text, or, with no votes, that there was no room for a choice."""
-    logprob: float
-    """Natural log of its pooled probability."""
-    votes: tuple[MemberVote, ...]
-    """One a member, in the ensemble's order."""
-    text: str
-    """What can be shown now: whole characters, nothing that may turn out to be a stop string."""
-    finish: Finish | None = None
-    """Set on the last step."""
+_NUMBERS = count()
 
 
-@dataclass
-class Stats:
-    """What a text has cost so far."""
+class Text:
+    """One text in the engine: what it has written, and what became of it."""
 
-    members: Sequence[str]
-    n_prompt: list[int]
-    """Tokens of the prompt, one count a member."""
-    n_steps: int = 0
-    """Choices made, END included."""
-    n_tokens: int = 0
-    """Tokens written, as max_tokens counts them: pieces, or in voting on bytes whole tokens of the first member."""
-    n_bytes: int = 0
-    """Bytes written."""
-    n_forwards: list[int] = field(default_factory=list)
-    """Forwards, one count a member."""
-    n_read: list[int] = field(default_factory=list)
-    """Tokens read by those, the prompt included."""
-    forward_s: list[float] = field(default_factory=list)
-    """Seconds inside the members' forwards."""
-    first_s: float = 0.0
-    """Seconds until the first step, reading the prompt included."""
-    first_tokens: int = 0
-    """Tokens that the first step wrote."""
-    first_forward_s: float = 0.0
-    """How many of those were inside the members' forwards."""
-    wall_s: float = 0.0
-    """Seconds in all, without the time that the reader of the steps took between two of them."""
+    def __init__(self, prompts: Sequence[MemberPrompt], begin: Callable[[Sequence[Voter]], Writing]) -> None:
+        self.prompts = prompts
+        self.begin = begin
+        self.number = next(_NUMBERS)
+        """Its age: older texts have smaller ones."""
+        self.steps: deque[Step] = deque()
+        """Those that nobody has taken yet."""
+        self.error: Exception | None = None
+        """What ended it before its time."""
+        self.done = False
+        self.writing: Writing | None = None
+        self.work: Iterator[Step | None] = iter(())
+
+
+class Engine:
+    """Runs the texts of one ensemble.
+
+    Safe to use from several threads: whoever drives it drives it for all.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self._members: Sequence[Member] = unit.members
+        self._lock = threading.RLock()
+        self._books = threading.Lock()
+        self._queued: deque[Text] = deque()
+        self._active: list[Text] = []
+        """In the order of their age, oldest first."""
+        self._parked: list[Text] = []
+        """Those whose cells were taken; oldest first. They go on when others have left."""
+        self._room_made = False
+        most = min(member.n_contexts for member in self._members) // unit.n_contexts
+        self._most_active = max(most, 1)
+        devices = list(dict.fromkeys(member.device for member in self._members))
+        self._by_device = [[n for n, m in enumerate(self._members) if m.device == device] for device in devices]
+        self._threads = ThreadPoolExecutor(len(devices), "member") if len(devices) > 1 else None
+        self.n_forwards = [0] * len(self._members)
+        """Forwards of each member so far, for all texts together."""
+        self.forward_s = [0.0] * len(self._members)
+        """Seconds in those."""
 
     @property
-    def tokens_per_s(self) -> float:
-        """Tokens a second after the first step, or nan where there are none."""
-        written = self.n_tokens - self.first_tokens
-        return written / (self.wall_s - self.first_s) if self.n_steps > 1 else float("nan")
+    def n_texts(self) -> int:
+        """How many texts are under way."""
+        return len(self._queued) + len(self._active) + len(self._parked)
 
-    @property
-    def overhead(self) -> float:
-        """Time outside the members' forwards as a share of the time inside them, over all steps but the first."""
-        inside = sum(self.forward_s) - self.first_forward_s
-        return (self.wall_s - self.first_s) / inside - 1 if inside > 0 else float("nan")
+    def join(self, text: Text) -> None:
+        """Take a text in; it is begun in one of the next rounds."""
+        with self._lock:
+            self._queued.append(text)
 
+    def leave(self, text: Text) -> None:
+        """Let go of a text and its contexts, whatever it was doing. Harmless when it has left already."""
+        with self._lock:
+            text.done = True
+            for place in (self._queued, self._active, self._parked):
+                if text in place:
+                    place.remove(text)
+            if text.writing is not None:
+                for voter in text.writing.voters:
+                    voter.close()
+                text.writing = None
+                self._room_made = True
+            text.work = iter(())
 
-@dataclass(frozen=True)
-class Limits:
-    """What ends a text besides the ensemble."""
+    def close(self) -> None:
+        """Let go of all texts."""
+        with self._lock:
+            for text in [*self._queued, *self._active, *self._parked]:
+                self.leave(text)
+            if self._threads:
+                self._threads.shutdown()
 
-    max_tokens: int | None
-    """How many tokens to write at most, counted as Stats.n_tokens; None: until a context is full."""
-    stop: Sequence[str] = ()
+    def advance(self, text: Text) -> None:
+        """Drive all texts until this one has a step to take, is done, or has failed."""
+        while not text.steps and not text.done:
+            with self._lock:
+                if not text.steps and not text.done:
+                    self.round()
 
+    def round(self) -> None:
+        """Let every text run until it waits, then do one forward a member for all of them."""
+        with self._lock:
+            self._begin_queued()
+            running = [s for s in self._active if len(s.steps) < MOST_UNREAD]
+            for text in running:
+                assert text.writing is not None
+                text.writing.begin_clock()
+            for text in running:
+                self._run(text)
+            waiting = [s for s in running if s.writing is not None]
+            tasks = [
+                (numbers, [(s, r) for s in waiting for r in (s.writing.waits if s.writing else ())])
+                for numbers in self._by_device
+            ]
+            if self._threads:
+                list(self._threads.map(lambda task: self._forward_device(*task), tasks))
+            else:
+                for numbers, pairs in tasks:
+                    self._forward_device(numbers, pairs)
+            for text in running:
+                if text.writing is not None:
+                    text.writing.stop_clock()
 
-def write(
-    unit: Unit,
-    voters: Sequence[Voter],
-    pool: Callable[[Sequence[Voter]], Pooled],
-    choose: Callable[[Pooled], tuple[int, float]],
-    limits: Limits,
-    stats: Stats,
-) -> Iterator[Step]:
-    """Yield one step per choice until the text is over. The voters already hold the prompt; they stay open."""
-    stream = TextStream(limits.stop)
-    clock = time.perf_counter
-    begun = clock()
-    while True:
-        if not read_pending(voters, stats):
-            yield Step(b"", 0.0, (), stream.finish(), "length")
-            return
-        pooled = pool(voters)
-        choice, prob = choose(pooled)
+    # How texts come and go.
 
-        piece = unit.spelled(choice)
-        stats.n_steps += 1
-        stats.n_bytes += len(piece)
-        text = stream.add(piece)
-        finish: Finish | None = None
-        thoughts = tuple(_thought(unit, opinion) for opinion in pooled.opinions(choice))
-        if choice == unit.end:
-            finish = "end"
-        else:
-            for voter in voters:
-                voter.hear(choice)
-            stats.n_tokens = unit.n_tokens(voters, stats.n_steps)
-            enough = limits.max_tokens is not None and stats.n_tokens >= limits.max_tokens
-            if stream.stopped:
-                finish = "stop"
-            elif enough or any(voter.n_tokens > voter.member.n_ctx for voter in voters):
-                finish = "length"
-        if finish:
-            text += stream.finish()
-        step = Step(piece, _log(prob), thoughts, text, finish)
-        now = clock()
-        stats.wall_s += now - begun
-        if stats.n_steps == 1:
-            stats.first_s, stats.first_forward_s = stats.wall_s, sum(stats.forward_s)
-            stats.first_tokens = stats.n_tokens
-        yield step
-        if finish:
-            return
-        begun = clock()
+    def _begin_queued(self) -> None:
+        if self._parked and (self._room_made or not self._active):
+            self._room_made = False
+            self._active.append(self._parked.pop(0))
+            self._active.sort(key=lambda s: s.number)
+        begun: list[Text] = []
+        while self._queued and len(self._active) + len(self._parked) < self._most_active:
+            text = self._queued[0]
+            if any(n_common(text.prompts[0].ids, other.prompts[0].ids) >= WORTH_WAITING for other in begun):
+                return  # the other is about to read the same beginning: next round it can be forked
+            self._queued.popleft()
+            voters: list[Voter] = []
+            try:
+                for number, prompt in enumerate(text.prompts):
+                    held = [line for s in self._active if s.writing for line in s.writing.voters[number].lines]
+                    voters.append(self.unit.voter(number, prompt, held))
+                text.writing = text.begin(voters)
+                text.work = text.writing.steps()
+            except EnsembleError as exc:
+                for voter in voters:
+                    voter.close()
+                if isinstance(exc, CacheFull) and (self._active or self._parked):
+                    self._queued.appendleft(text)
+                    return
+                self._fail(text, exc)
+                continue
+            except BaseException:
+                for voter in voters:
+                    voter.close()
+                raise
+            self._active.append(text)
+            begun.append(text)
 
+    def _run(self, text: Text) -> None:
+        try:
+            for step in text.work:
+                if step is None:
+                    return
+                text.steps.append(step)
+                if step.finish:
+                    if text.writing:
+                        text.writing.stop_clock()
+                    self.leave(text)
+                    return
+        except Exception as exc:
+            self._fail(text, exc)
 
-def read_pending(voters: Sequence[Voter], stats: Stats) -> bool:
-    """One forward a member for all that its voters wait for; False if that does not fit its context."""
-    for number, voter in enumerate(voters):
-        while feeds := voter.pending():
-            if any(feed.at + len(feed.ids) > voter.member.n_ctx for feed in feeds):
-                return False
+    def _fail(self, text: Text, error: Exception) -> None:
+        """A text that fails fails alone."""
+        with self._books:
+            text.error = error
+            if text.writing:
+                text.writing.stop_clock()
+            self.leave(text)
+
+    def _park(self, text: Text) -> None:
+        """Take the cells of a text's contexts; they are read again when it goes on."""
+        assert text.writing is not None
+        with self._books:
+            self._active.remove(text)
+            self._parked.append(text)
+            self._parked.sort(key=lambda s: s.number)
+            text.writing.stop_clock()
+            for voter in text.writing.voters:
+                for context, _ in voter.lines:
+                    voter.member.release(context)
+
+    # Forwards.
+
+    def _forward_device(self, numbers: Sequence[int], pairs: Sequence[tuple[Text, Reader]]) -> None:
+        """Members that share a device run in turn."""
+        for number in numbers:
+            self._forward(number, [(s, r) for s, r in pairs if r.number == number])
+
+    def _forward(self, number: int, pairs: Sequence[tuple[Text, Reader]]) -> None:
+        """One forward of a member for all these. If its cache is full, the youngest text is put back."""
+        member = self._members[number]
+        while pairs := [(s, r) for s, r in pairs if not s.done and s not in self._parked]:
+            asked = [reader.feeds() for _, reader in pairs]
+            feeds: list[Feed] = [feed for each in asked for feed in each]
             before = time.perf_counter()
-            logits = voter.member.forward(feeds)
-            stats.forward_s[number] += time.perf_counter() - before
-            stats.n_forwards[number] += 1
-            stats.n_read[number] += sum(len(feed.ids) for feed in feeds)
-            voter.read(logits)
-    return True
-
-
-def _thought(unit: Unit, opinion: Opinion) -> MemberVote:
-    return MemberVote(unit.spelled(opinion.favourite), _log(opinion.favourite_prob), _log(opinion.prob))
-
-
-def _log(probability: float) -> float:
-    return math.log(probability) if probability > 0 else -math.inf
+            try:
+                logits = member.forward(feeds)
+            except CacheFull as exc:
+                youngest = max(self._active, key=lambda s: s.number)
+                if len(self._active) > 1:
+                    self._park(youngest)
+                    continue
+                self._fail(pairs[0][0], exc)
+                return
+            except EnsembleError as exc:
+                if len(pairs) > 1:  # find out whose fault it is
+                    for pair in pairs:
+                        self._forward(number, [pair])
+                else:
+                    self._fail(pairs[0][0], exc)
+                return
+            seconds = time.perf_counter() - before
+            self.n_forwards[number] += 1
+            self.forward_s[number] += seconds
+            n_all = sum(len(feed.ids) for feed in feeds)
+            at = 0
+            for (text, reader), own in zip(pairs, asked, strict=True):
+                assert text.writing is not None
+                n_read = sum(len(feed.ids) for feed in own)
+                stats = text.writing.stats
+                stats.n_forwards[number] += 1
+                stats.n_read[number] += n_read
+                stats.forward_s[number] += seconds * n_read / n_all
+                try:
+                    reader.take(logits[at : at + len(own)])
+                except EnsembleError as exc:
+                    self._fail(text, exc)
+                at += len(own)
+            return

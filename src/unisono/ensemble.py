@@ -9,16 +9,18 @@ from typing import Any
 from unisono import chat
 from unisono.arrays import Probs, Votes
 from unisono.config import Config, MemberConfig, checked, weights_of
-from unisono.engine import Finish, Limits, Stats, Step, write
+from unisono.engine import Engine, Text
 from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
 from unisono.pooling import RULES
 from unisono.registry import open_member, short_name
 from unisono.score import Score, score_bytes
+from unisono.steps import Finish, Limits, Stats, Step
 from unisono.text import split_characters
 from unisono.voting.base import MemberPrompt, Pooled, Unit, Voter
 from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting
 from unisono.voting.pieces import PieceVoting
+from unisono.writing import Writing
 
 
 class Ensemble:
@@ -54,6 +56,8 @@ class Ensemble:
         self.unit: Unit = (
             PieceVoting(self.members) if vote == "pieces" else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
         )
+
+        self.engine = Engine(self.unit)
 
     def _pool_voters(self, voters: Sequence[Voter]) -> Pooled:
         return self.unit.pool(voters, RULES[self.rule], self.weights)
@@ -181,7 +185,8 @@ class Ensemble:
                 voter.close()
 
     def close(self) -> None:
-        """Free the models."""
+        """Free the models; texts that are being written end."""
+        self.engine.close()
         for member in self.members:
             member.close()
 
@@ -214,25 +219,35 @@ class Generation(Iterator[Step]):
             n_read=[0] * n,
             forward_s=[0.0] * n,
         )
-        self._voters: list[Voter] = []
-        try:
-            for number, prompt in enumerate(prompts):
-                self._voters.append(ensemble.unit.voter(number, prompt))
-        except BaseException:
-            self.close()
-            raise
-        self._steps = write(ensemble.unit, self._voters, ensemble._pool_voters, likeliest, limits, self.stats)
+        self._engine = ensemble.engine
+
+        stats = self.stats
+
+        def begin(voters: Sequence[Voter]) -> Writing:  # holds no reference to the generation, which may be given up
+            return Writing(ensemble.unit, voters, ensemble._pool_voters, likeliest, limits, stats)
+
+        self._of = Text(prompts, begin)
+        self._joined = False
 
     def __next__(self) -> Step:
+        text = self._of
+        if not self._joined and not text.done:
+            self._joined = True
+            self._engine.join(text)
         try:
-            step = next(self._steps)
+            self._engine.advance(text)
         except BaseException:
             self.close()
             raise
+        if not text.steps:
+            error, text.error = text.error, None
+            if error is not None:
+                raise error
+            raise StopIteration
+        step = text.steps.popleft()
         self.text += step.text
         if step.finish:
             self.finish = step.finish
-            self.close()
         return step
 
     def run(self) -> str:
@@ -243,13 +258,11 @@ class Generation(Iterator[Step]):
 
     def close(self) -> None:
         """Let go of the members' contexts; the text stays, and there are no more steps. Done by itself at the end."""
-        self._steps = iter(())
-        for voter in self._voters:
-            voter.close()
-        self._voters = []
+        self._of.steps.clear()
+        self._engine.leave(self._of)
 
     def __del__(self) -> None:
-        if getattr(self, "_voters", None):
+        if hasattr(self, "_of"):
             self.close()
 
 

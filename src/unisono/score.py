@@ -1,13 +1,12 @@
 """The log-probability of a known text, byte by byte, under each member and under the ensemble.
 
-A known text needs no forward a token: `Foresight` reads ahead what each branch would read if the text went on in the
+A known text needs no forward a token: a `Reader` reads ahead what each branch would read if the text went on in the
 usual tokens, many in one forward, and hands the rows out as the voter asks for them.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,13 +14,8 @@ import numpy as np
 
 from unisono.arrays import FloatArray, Probs, Votes
 from unisono.errors import UnreadableByte
-from unisono.members.base import Feed
-from unisono.voting.bytes import ByteVoter, ByteVoting, Line
-
-ROW_BYTES = 32 << 20
-"""How many bytes of logits one branch may hold in advance."""
-FIRST, MOST = 2, 64
-"""How many tokens a branch reads ahead at first, and at most; it doubles with every time that all were of use."""
+from unisono.reading import Reader
+from unisono.voting.bytes import ByteVoter, ByteVoting
 
 
 @dataclass(frozen=True)
@@ -65,76 +59,20 @@ def bits(logprobs: FloatArray) -> float:
     return -float(logprobs.mean()) / math.log(2) if len(logprobs) else math.nan
 
 
-class Foresight:
-    """Reads for one voter whose text to come is known."""
+class _Reading:
+    """Reads the text for one voter, and counts."""
 
-    def __init__(self, voter: ByteVoter, text: bytes) -> None:
-        self.voter, self.text = voter, text
+    def __init__(self, number: int, voter: ByteVoter, text: bytes) -> None:
+        self.voter, self.reader = voter, Reader(number, voter, text)
         self.n_forwards = self.n_read = 0
-        self._most = max(1, min(MOST, ROW_BYTES // (4 * voter.member.vocabulary.n_ids)))
-        self._ahead: dict[Line, deque[tuple[int, int, FloatArray]]] = {}
-        """Of each line: position, id and logits of what its context has read beyond what the branches know."""
-        self._length: dict[Line, int] = {}
 
-    def read(self, heard: int) -> None:
-        """Give the voter all it waits for; it has heard that many bytes of the text."""
-        while feeds := self.voter.pending():
-            lines, behind = zip(*self.voter.waiting(), strict=True)
-            rows = [self._from_ahead(line, feed) for line, feed in zip(lines, feeds, strict=True)]
-            missing = [
-                (line, feed, heard - n)
-                for line, feed, n, row in zip(lines, feeds, behind, rows, strict=True)
-                if row is None
-            ]
-            if missing:
-                fresh = iter(self._forward(missing))
-                rows = [next(fresh) if row is None else row for row in rows]
-            self.voter.read([row for row in rows if row is not None])
-            live = set(self.voter.lines)
-            for held in (self._ahead, self._length):
-                for line in [line for line in held if line not in live]:
-                    del held[line]
-
-    def _from_ahead(self, line: Line, feed: Feed) -> FloatArray | None:
-        ahead = self._ahead.get(line)
-        if ahead and len(feed.ids) == 1 and feed.rows == 1 and ahead[0][:2] == (feed.at, feed.ids[0]):
-            return ahead.popleft()[2][None]
-        return None
-
-    def _forward(self, wanted: Sequence[tuple[Line, Feed, int]]) -> Iterator[FloatArray]:
-        """The rows of each feed, which ends that many bytes into the text; what is read beyond is kept."""
-        longer = []
-        for line, feed, covered in wanted:
-            used_up = line in self._ahead and not self._ahead[line]
-            before = self._length.get(line, 0)
-            n = min(2 * before, self._most) if used_up and before else FIRST
-            if len(feed.ids) > 1 or feed.rows > 1:  # a prompt, not a branch that may soon die
-                n = self._most
-            plan = self._plan(covered, n, feed.at + len(feed.ids))
-            self._length[line] = len(plan)
-            longer.append(Feed(feed.context, feed.at, [*feed.ids, *plan], feed.rows + len(plan)))
-        out = self.voter.member.forward(longer)
-        self.n_forwards += 1
-        self.n_read += sum(len(feed.ids) for feed in longer)
-        for (line, feed, _), whole, logits in zip(wanted, longer, out, strict=True):
-            first = feed.at + len(feed.ids)
-            planned = zip(whole.ids[len(feed.ids) :], logits[feed.rows :], strict=True)
-            self._ahead[line] = deque((first + k, i, row.copy()) for k, (i, row) in enumerate(planned))
-            yield logits[: feed.rows]
-
-    def _plan(self, covered: int, n: int, position: int) -> list[int]:
-        """The tokens that the tokenizer would write next."""
-        member = self.voter.member
-        n = min(n, member.n_ctx - position)
-        span = self.text[covered : covered + 8 * n + 32]
-        at_end = covered + len(span) >= len(self.text)
-        try:
-            ids = list(member.encode(span.decode(errors="strict" if at_end else "ignore")))
-        except ValueError:  # begins inside a character
-            return []
-        if member.vocabulary.join(ids) != span[: len(member.vocabulary.join(ids))]:
-            return []
-        return ids[: min(n, len(ids) - 1)]  # the last may depend on what follows; nothing comes after it anyway
+    def settle(self) -> None:
+        """Until the voter can vote."""
+        while not self.reader.settle():
+            feeds = self.reader.feeds()
+            self.reader.take(self.voter.member.forward(feeds))
+            self.n_forwards += 1
+            self.n_read += sum(len(feed.ids) for feed in feeds)
 
 
 def score_bytes(
@@ -151,22 +89,22 @@ def score_bytes(
         CacheFull: the text does not fit a member's context.
     """
     _check_readable(unit, text)
-    readers = [Foresight(voter, text) for voter in voters]
+    readings = [_Reading(number, voter, text) for number, voter in enumerate(voters)]
     logprobs = np.empty((len(voters), len(text)))
     pooled = np.empty(len(text))
     with np.errstate(divide="ignore"):
         for at, byte in enumerate(text):
-            for reader in readers:
-                reader.read(at)
+            for reading in readings:
+                reading.settle()
             votes = unit.ballot(voters)
-            for number, reader in enumerate(readers):  # dropping branches may have left no way to this byte
+            for number, reading in enumerate(readings):  # dropping branches may have left no way to this byte
                 while not votes[number, byte] > 0 and voters[number].revive():
-                    reader.read(at)
+                    reading.settle()
                     votes = unit.ballot(voters)
             logprobs[:, at] = np.log(votes[:, byte])
             pooled[at] = np.log(pool(votes)[byte])
-            for voter in voters:
-                voter.hear(byte)
+            for reading in readings:
+                reading.reader.hear(byte)
             if at % 64 == 63:
                 progress(at + 1)
     progress(len(text))
@@ -174,8 +112,8 @@ def score_bytes(
         tuple(member.name for member in unit.members),
         logprobs,
         pooled,
-        tuple(reader.n_forwards for reader in readers),
-        tuple(reader.n_read for reader in readers),
+        tuple(reading.n_forwards for reading in readings),
+        tuple(reading.n_read for reading in readings),
     )
 
 

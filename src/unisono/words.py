@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
-from unisono.engine import Finish, Step
+from unisono.steps import Finish, Step
 
 By = Literal["word", "character", "step"]
 """What steps are grouped into."""

@@ -29,8 +29,8 @@ from unisono.cli.common import (
 if TYPE_CHECKING:
     from unisono.arrays import FloatArray
     from unisono.config import Config
-    from unisono.engine import Stats
     from unisono.ensemble import Ensemble
+    from unisono.steps import Stats
 
 ENSEMBLE = "ensemble"
 """The row of all members together."""

@@ -30,8 +30,8 @@ from unisono.errors import ConfigError, EnsembleError, PromptError, UnknownName
 if TYPE_CHECKING:
     from unisono.cli.votes import VoteTable
     from unisono.config import Config
-    from unisono.engine import Stats, Step
     from unisono.ensemble import Ensemble, Generation
+    from unisono.steps import Stats, Step
     from unisono.words import By
 
 

@@ -14,7 +14,7 @@ from unisono.cli.show import number
 from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
-    from unisono.engine import Stats, Step
+    from unisono.steps import Stats, Step
 
 
 class Trace:

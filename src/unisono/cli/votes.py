@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from unisono.engine import Step
+    from unisono.steps import Step
 
 WIDTH = 12
 """Columns for a word: a table of two members fits into 80."""

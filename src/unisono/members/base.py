@@ -49,6 +49,14 @@ class Member(Protocol):
         """How many tokens one context can hold."""
 
     @property
+    def n_contexts(self) -> int:
+        """How many contexts can live at the same time."""
+
+    @property
+    def device(self) -> str:
+        """Where it runs: members of the same device run in turn, others at the same time."""
+
+    @property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own chat template, or None where it has none."""
 
@@ -72,6 +80,10 @@ class Member(Protocol):
 
     def fork(self, context: int, at: int) -> int:
         """A new context that shares the first `at` tokens of another. Raises CacheFull if there are no more."""
+
+    def release(self, context: int) -> None:
+        """Give back what the context takes of the cache. It still stands for its tokens: the next forward or fork reads
+        them again."""
 
     def drop(self, context: int) -> None:
         """Forget a context; its number may be used again. Harmless once the member is closed."""

@@ -27,6 +27,7 @@ class TableMember:
     """
 
     chat_template: ChatTemplate | None = None
+    device = "cpu"
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class TableMember:
             (lambda ids: np.array(table[ids], dtype=np.float64)) if isinstance(table, Mapping) else table
         )
         self._contexts: dict[int, list[int]] = {}
-        self._n_contexts = n_contexts
+        self.n_contexts = n_contexts
         self._closed = False
         self.n_read = 0
         """How many ids all forwards have read."""
@@ -65,11 +66,11 @@ class TableMember:
         return ids
 
     def new(self) -> int:
-        for context in range(self._n_contexts):
+        for context in range(self.n_contexts):
             if context not in self._contexts:
                 self._contexts[context] = []
                 return context
-        raise CacheFull(f"{self.name} has no free context: all {self._n_contexts} are in use.")
+        raise CacheFull(f"{self.name} has no free context: all {self.n_contexts} are in use.")
 
     def forward(self, feeds: Sequence[Feed]) -> list[Logits]:
         for feed in feeds:
@@ -91,6 +92,9 @@ class TableMember:
         copy = self.new()
         self._contexts[copy] = shared
         return copy
+
+    def release(self, context: int) -> None:
+        assert context in self._contexts
 
     def drop(self, context: int) -> None:
         if not self._closed:

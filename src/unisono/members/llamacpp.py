@@ -72,6 +72,7 @@ class LlamaCppMember:
         vocabulary = remembered_vocabulary(path)  # before the model, so that a kind that cannot take part is named
         self._lib = lib = _library()
         self.name, self.path = name, path
+        self.device = "gpu" if n_gpu_layers else "cpu"
         self._model = self._ctx = self._batch = None
         self.chat_template = _chat_template(header)
 
@@ -100,11 +101,11 @@ class LlamaCppMember:
         self.n_ctx = min(n_ctx, trained) if trained > 0 else n_ctx
         self._n_batch = min(n_batch, self.n_ctx)
         self._n_cells = n_cells if n_cells is not None else self.n_ctx + self._n_batch
-        self._n_contexts = min(n_contexts, MAX_CONTEXTS)
+        self.n_contexts = min(n_contexts, MAX_CONTEXTS)
         params = lib.llama_context_default_params()
         params.n_ctx = self._n_cells
         params.n_batch = params.n_ubatch = self._n_batch
-        params.n_seq_max = self._n_contexts
+        params.n_seq_max = self.n_contexts
         params.n_outputs_max = params.n_outputs_max_per_seq = self._n_batch
         params.kv_unified = True
         params.swa_full = True  # sliding-window layers keep all cells, or going back and forking would lose some
@@ -155,13 +156,13 @@ class LlamaCppMember:
         return self._add(_Context())
 
     def _add(self, context: _Context) -> int:
-        for number in range(self._n_contexts):
+        for number in range(self.n_contexts):
             if number not in self._contexts:
                 self._contexts[number] = context
                 for cell in context.cells:
                     self._sharers[cell] += 1
                 return number
-        raise CacheFull(f"{self.name} has no free context: all {self._n_contexts} are in use. Give it more n_contexts.")
+        raise CacheFull(f"{self.name} has no free context: all {self.n_contexts} are in use. Give it more n_contexts.")
 
     def fork(self, context: int, at: int) -> int:
         source = self._contexts[context]
@@ -169,6 +170,9 @@ class LlamaCppMember:
         copy = self._add(_Context(source.ids[:at], source.cells[:at]))
         self._lib.llama_memory_seq_cp(self._memory, context, copy, 0, len(self._contexts[copy].cells))
         return copy
+
+    def release(self, context: int) -> None:
+        self._cut(self._contexts[context], context, 0)
 
     def drop(self, context: int) -> None:
         if self._ctx is None:  # closed; llama.cpp has freed it

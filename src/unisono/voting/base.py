@@ -40,6 +40,22 @@ class Voter(Protocol):
     def pending(self) -> list[Feed]:
         """The forwards that the next vote needs; empty if it needs none."""
 
+    @property
+    def heaviest_pending(self) -> int:
+        """Which of those is for the likeliest branch."""
+
+    def ahead(self, coming: Sequence[int], most: int, *, whole: bool) -> list[list[int]]:
+        """For each of the pending forwards, the tokens that the member would read after it, at most so many, if these
+        choices came; without `whole` the last is left out where it may depend on what comes then."""
+
+    @property
+    def can_hear(self) -> bool:
+        """Whether it can hear now, or has to read first."""
+
+    @property
+    def lines(self) -> list[tuple[int, Sequence[int]]]:
+        """Its contexts, and what each of them has read."""
+
     def read(self, logits: Sequence[Logits]) -> None:
         """Take what those forwards returned, in the order of `pending`. Raises BadLogits."""
 
@@ -97,5 +113,27 @@ class Unit(Protocol):
     def spelled(self, choice: int) -> bytes:
         """What a choice adds to the text; b"" for the end."""
 
-    def voter(self, member: int, prompt: MemberPrompt) -> Voter:
-        """A voter that holds the prompt. Raises CacheFull."""
+    @property
+    def n_contexts(self) -> int:
+        """How many contexts of a member one text may need."""
+
+    def voter(self, member: int, prompt: MemberPrompt, held: Sequence[tuple[int, Sequence[int]]] = ()) -> Voter:
+        """A voter that holds the prompt. `held` are contexts of the member and what they have read: what a prompt has
+        in common with one of them is not read again. Raises CacheFull."""
+
+
+def begin_context(
+    member: Member, ids: Sequence[int], held: Sequence[tuple[int, Sequence[int]]]
+) -> tuple[int, list[int]]:
+    """A context that has read as much of the ids as one of those held has, but for the last two, and what it has read.
+
+    Raises CacheFull.
+    """
+    context, read = max(held, key=lambda line: n_common(line[1], ids), default=(0, ()))
+    n = min(n_common(read, ids), len(ids) - 2)
+    return (member.fork(context, n), list(ids[:n])) if n > 0 else (member.new(), [])
+
+
+def n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids two lines have in common from the beginning."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -25,7 +25,7 @@ from unisono.pooling import Rule
 from unisono.sampling import greedy
 from unisono.text import END_OF_TEXT, Utf8, split_characters
 from unisono.vocabulary import Kind, Vocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Voter
+from unisono.voting.base import MemberPrompt, Opinion, Voter, begin_context, n_common
 
 N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
@@ -70,8 +70,12 @@ class ByteVoting:
     def spelled(self, choice: int) -> bytes:
         return _BYTES[choice] if choice < END_OF_TEXT else b""
 
-    def voter(self, member: int, prompt: MemberPrompt) -> ByteVoter:
-        return ByteVoter(self, member, prompt)
+    @property
+    def n_contexts(self) -> int:
+        return self.max_branches
+
+    def voter(self, member: int, prompt: MemberPrompt, held: Sequence[tuple[int, Sequence[int]]] = ()) -> ByteVoter:
+        return ByteVoter(self, member, prompt, held)
 
     def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> PooledBytes:
         votes = self.ballot(voters)
@@ -252,7 +256,9 @@ class Dormant:
 class ByteVoter:
     """One member's votes: its branches, and a forward where one of their tokens is whole."""
 
-    def __init__(self, unit: ByteVoting, number: int, prompt: MemberPrompt) -> None:
+    def __init__(
+        self, unit: ByteVoting, number: int, prompt: MemberPrompt, held: Sequence[tuple[int, Sequence[int]]] = ()
+    ) -> None:
         self.member = unit.members[number]
         self._unit, self._number, self._row = unit, number, unit.sorted[number]
         self._vocabulary = self.member.vocabulary
@@ -273,7 +279,8 @@ class ByteVoter:
         """How many branches were dropped for their small share."""
         self.n_retold = 0
         """How often no branch could go on with what the others chose."""
-        self._begin(Line(self.member.new()), list(prompt.ids), prompt.tail, prompt.heal)
+        line = Line(*begin_context(self.member, prompt.ids, held))
+        self._begin(line, list(prompt.ids), prompt.tail, prompt.heal)
 
     # What it tells.
 
@@ -317,12 +324,43 @@ class ByteVoter:
         rows = 1 if self._healing is None else 2
         return [Feed(b.line.context, b.n, b.unread, rows) for b in self._branches if b.unread]
 
-    def waiting(self) -> list[tuple[Line, int]]:
-        """For each of the pending forwards, its line, and how many of the bytes heard come after what it reads."""
-        return [(b.line, len(b.prefix) + len(b.behind)) for b in self._branches if b.unread]
+    @property
+    def heaviest_pending(self) -> int:
+        weights = [b.weight for b in self._branches if b.unread]
+        return max(range(len(weights)), key=weights.__getitem__, default=0)
 
     @property
-    def lines(self) -> list[Line]:
+    def can_hear(self) -> bool:
+        return not any(b.unread for b in self._branches)
+
+    def ahead(self, coming: Sequence[int], most: int, *, whole: bool) -> list[list[int]]:
+        out = []
+        for b in self._branches:
+            if b.unread:
+                n = len(b.prefix) + len(b.behind)  # bytes heard after what this branch reads
+                out.append(self._continued(bytes(self._text[len(self._text) - n :]), coming, b.n_whole, most, whole))
+        return out
+
+    def _continued(self, heard: bytes, coming: Sequence[int], position: int, most: int, whole: bool) -> list[int]:
+        """The tokens that the tokenizer would write for this."""
+        most = max(min(most, self.member.n_ctx - position), 0)
+        span = heard + bytes(byte for byte in coming[: 8 * most + 32] if byte < END_OF_TEXT)
+        at_end = len(coming) <= 8 * most + 32
+        try:
+            ids = list(self.member.encode(span.decode(errors="strict" if at_end else "ignore")))
+        except ValueError:  # begins or ends inside a character
+            return []
+        spelled = self._vocabulary.join(ids)
+        if spelled != span[: len(spelled)]:
+            return []
+        return ids[:most] if whole else ids[: max(min(most, len(ids) - 1), 0)]
+
+    @property
+    def lines(self) -> list[tuple[int, Sequence[int]]]:
+        return [(line.context, line.ids) for line in self._lines]
+
+    @property
+    def _lines(self) -> list[Line]:
         """The contexts that its branches stand on, once each."""
         return list({id(b.line): b.line for b in self._branches}.values())
 
@@ -372,9 +410,9 @@ class ByteVoter:
         if not self._dormant:
             return False
         found = self._heaviest_dormant()
-        line = max((b.line for b in self._branches), key=lambda line: _n_common(line.ids, found.ids))
+        line = max((b.line for b in self._branches), key=lambda line: n_common(line.ids, found.ids))
         ids = found.ids
-        n = min(_n_common(line.ids, ids), len(ids) - 1)
+        n = min(n_common(line.ids, ids), len(ids) - 1)
         # The text may have gone where the kept branches hardly went: then it is they that become small.
         lift = max(found.log_weight - self._log_scale, 0.0)
         for branch in self._branches:
@@ -390,7 +428,7 @@ class ByteVoter:
         return True
 
     def close(self) -> None:
-        for line in self.lines:
+        for line in self._lines:
             self.member.drop(line.context)
         self._branches = []
 
@@ -400,7 +438,7 @@ class ByteVoter:
         """One branch that reads these ids, as far as its line does not hold them already."""
         heal = heal and len(ids) >= 2 and bool(self._vocabulary.kinds[ids[-1]] <= Kind.BYTE)
         self._healing = ids[-1] if heal else None
-        n = min(_n_common(line.ids, ids), len(ids) - (2 if heal else 1))
+        n = min(n_common(line.ids, ids), len(ids) - (2 if heal else 1))
         line.branches = [Branch(line, n, 1.0, ids[n:], behind, prefix)]
         self._branches = line.branches[:]
         self._dormant.clear()
@@ -575,8 +613,8 @@ class ByteVoter:
         else:
             ids = [*self._prompt.ids, *self._spell(bytes(self._text))]
         self._retellings = max(self._retellings, 1)
-        line = max((b.line for b in self._branches), key=lambda line: _n_common(line.ids, ids))
-        for other in self.lines:
+        line = max((b.line for b in self._branches), key=lambda line: n_common(line.ids, ids))
+        for other in self._lines:
             if other is not line:
                 self.member.drop(other.context)
         self._begin(line, ids, behind, heal, prefix)
@@ -602,11 +640,6 @@ class ByteVoter:
 
 
 _BYTES = [bytes([b]) for b in range(256)]
-
-
-def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids two lines have in common from the beginning."""
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _whole_characters(data: bytes) -> tuple[bytes, bytes]:

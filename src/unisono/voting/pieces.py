@@ -17,7 +17,7 @@ from unisono.members.base import Feed, Member
 from unisono.pooling import Rule, linear
 from unisono.sampling import greedy
 from unisono.union import END, Shares, UnionVocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Voter
+from unisono.voting.base import MemberPrompt, Opinion, Voter, begin_context
 
 
 class PieceVoting:
@@ -39,8 +39,10 @@ class PieceVoting:
     def spelled(self, choice: int) -> bytes:
         return self.union.pieces[choice]
 
-    def voter(self, member: int, prompt: MemberPrompt) -> PieceVoter:
-        return PieceVoter(self.union, member, self._spellers[member], prompt)
+    n_contexts = 1
+
+    def voter(self, member: int, prompt: MemberPrompt, held: Sequence[tuple[int, Sequence[int]]] = ()) -> PieceVoter:
+        return PieceVoter(self.union, member, self._spellers[member], prompt, held)
 
 
 @dataclass(frozen=True)
@@ -122,21 +124,28 @@ class Speller:
 class PieceVoter:
     """One member's votes over the union; its context holds the prompt and every spelled piece."""
 
-    def __init__(self, union: UnionVocabulary, number: int, speller: Speller, prompt: MemberPrompt) -> None:
+    def __init__(
+        self,
+        union: UnionVocabulary,
+        number: int,
+        speller: Speller,
+        prompt: MemberPrompt,
+        held: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> None:
         self.member = speller.member
         self._union, self.number, self._speller = union, number, speller
-        self._context: int | None = self.member.new()
-        self._n_read = 0
-        self._lag = list(prompt.ids)
-        if prompt.tail:
-            self._lag += speller.spell(prompt.tail)
-        self._n_prompt = len(self._lag)
+        ids = [*prompt.ids, *(speller.spell(prompt.tail) if prompt.tail else ())]
+        self._n_prompt = len(ids)
+        self._context: int | None
+        self._read: list[int]
+        self._context, self._read = begin_context(self.member, ids, held)
+        self._lag = ids[len(self._read) :]
         self.shares = Shares(union.projections[number])
         self._favourite: tuple[int, float] | None = None
 
     @property
     def n_tokens(self) -> int:
-        return self._n_read + len(self._lag)
+        return len(self._read) + len(self._lag)
 
     @property
     def n_written(self) -> int:
@@ -146,12 +155,28 @@ class PieceVoter:
         if not self._lag:
             return []
         assert self._context is not None
-        return [Feed(self._context, self._n_read, self._lag)]
+        return [Feed(self._context, len(self._read), self._lag)]
+
+    heaviest_pending = 0
+    can_hear = True
+
+    def ahead(self, coming: Sequence[int], most: int, *, whole: bool) -> list[list[int]]:
+        ids: list[int] = []
+        most = min(most, self.member.n_ctx - self.n_tokens)
+        for choice in coming:
+            if choice == END or len(ids) >= most:
+                break
+            ids += self._speller.spell(self._union.pieces[choice])
+        return [ids[: max(most, 0)]] if self._lag else []
+
+    @property
+    def lines(self) -> list[tuple[int, Sequence[int]]]:
+        return [] if self._context is None else [(self._context, self._read)]
 
     def read(self, logits: Sequence[Logits]) -> None:
         if not logits:
             return
-        self._n_read += len(self._lag)
+        self._read += self._lag
         self._lag = []
         try:
             self._favourite = None

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import byte_vocabulary, constant
+from strategies import members
+from unisono.arrays import Logits
+from unisono.ensemble import Ensemble, Generation
+from unisono.errors import BackendError, CacheFull, EnsembleError
+from unisono.members.base import Feed
+from unisono.members.fake import TableMember
+from unisono.vocabulary import Kind, Vocabulary
+
+VOTES = ("bytes", "pieces")
+
+V = Vocabulary.build([b"a", b"b", b" ", b"ab", b" a", b"bab", b"</s>"], {6: Kind.END})
+
+
+class TightMember(TableMember):
+    """A member whose cache holds so many tokens in all; a released context takes none until it is read again."""
+
+    def __init__(self, name: str, vocabulary: Vocabulary, seed: int, n_cells: int, n_contexts: int = 64) -> None:
+        source = TableMember.random(name, vocabulary, seed)
+        super().__init__(name, vocabulary, source._answer, n_contexts=n_contexts)
+        self.n_cells = n_cells
+        self.released: set[int] = set()
+        self.n_released = 0
+        self.batches: list[int] = []
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Logits]:
+        fed = {feed.context: feed.at + len(feed.ids) for feed in feeds}
+        held = {c: len(ids) for c, ids in self._contexts.items() if c not in self.released}
+        if sum({**held, **fed}.values()) > self.n_cells:
+            raise CacheFull(f"{self.name} is full")
+        self.released -= set(fed)
+        self.batches.append(len(feeds))
+        return super().forward(feeds)
+
+    def release(self, context: int) -> None:
+        self.released.add(context)
+        self.n_released += 1
+
+    def drop(self, context: int) -> None:
+        self.released.discard(context)
+        super().drop(context)
+
+
+def outcome(generation: Generation) -> str:
+    """The text, and what it failed with if it did."""
+    try:
+        return generation.run()
+    except EnsembleError as exc:
+        return f"{generation.text}, then {exc}"
+
+
+def interleaved(generations: Sequence[Generation], order: Sequence[int]) -> list[str]:
+    """Take steps in this order, then the rest of each."""
+    failed: dict[int, str] = {}
+    for n in order:
+        try:
+            next(generations[n % len(generations)], None)
+        except EnsembleError as exc:
+            failed[n % len(generations)] = f", then {exc}"
+    return [outcome(generation) + failed.get(n, "") for n, generation in enumerate(generations)]
+
+
+@given(st.data(), st.sampled_from(VOTES))
+def test_texts_side_by_side_are_what_each_is_alone(data: st.DataObject, vote: str) -> None:
+    drawn = data.draw(members())
+    prompts = data.draw(st.lists(st.sampled_from(["a", "aa", "aaa", "aaaa"]), min_size=2, max_size=6))
+    lengths = [data.draw(st.integers(1, 12)) for _ in prompts]
+    order = data.draw(st.lists(st.integers(0, 5), max_size=20))
+    alone = [
+        outcome(Ensemble(drawn, vote=vote).generate(prompt, max_tokens=n))
+        for prompt, n in zip(prompts, lengths, strict=True)
+    ]
+    ensemble = Ensemble(drawn, vote=vote)
+    generations = [ensemble.generate(prompt, max_tokens=n) for prompt, n in zip(prompts, lengths, strict=True)]
+    assert interleaved(generations, order) == alone
+    assert ensemble.engine.n_texts == 0
+    assert not any(member._contexts for member in drawn)
+
+
+def test_all_texts_that_wait_are_read_in_one_forward() -> None:
+    member = TightMember("m", V, 1, n_cells=1000)
+    ensemble = Ensemble([member], vote="pieces")
+    generations = [ensemble.generate(prompt, max_tokens=5) for prompt in ("ab", "ba", " a", "bb")]
+    for generation in generations:
+        ensemble.engine.join(generation._of)
+        generation._joined = True
+    ensemble.engine.round()
+    assert member.batches == [4]
+
+
+@pytest.mark.parametrize(("vote", "n_cells"), [("pieces", 13), ("pieces", 17), ("bytes", 26), ("bytes", 30)])
+def test_a_text_that_was_put_back_is_read_again_and_not_lost(vote: str, n_cells: int) -> None:
+    prompts = ["ab", "ba", "bab", "a b", "bb", "a"]
+    alone = [
+        Ensemble([TightMember("m", V, 3, 10_000)], vote=vote, epsilon=0.2).generate(p, max_tokens=9).run()
+        for p in prompts
+    ]
+    member = TightMember("m", V, 3, n_cells)
+    ensemble = Ensemble([member], vote=vote, epsilon=0.2)
+    generations = [ensemble.generate(prompt, max_tokens=9) for prompt in prompts]
+    assert interleaved(generations, range(60)) == alone
+    assert member.n_released > 0
+    assert not member._contexts
+
+
+def test_a_text_that_does_not_fit_an_empty_cache_fails_and_says_so() -> None:
+    member = TightMember("m", V, 3, 12)
+    ensemble = Ensemble([member], vote="pieces")
+    long, short = ensemble.generate("ab" * 20, max_tokens=9), ensemble.generate("a", max_tokens=4)
+    alone = Ensemble([TightMember("m", V, 3, 100)], vote="pieces").generate("a", max_tokens=4).run()
+    ensemble.engine.join(long._of)
+    long._joined = True
+    assert short.run() == alone
+    with pytest.raises(CacheFull, match="m is full"):
+        long.run()
+    assert list(long) == []
+    assert not member._contexts
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_more_texts_than_contexts_take_turns(vote: str) -> None:
+    member = TightMember("m", V, 5, 10_000, n_contexts=2 if vote == "pieces" else 32)
+    ensemble = Ensemble([member], vote=vote)
+    prompts = ["ab", "ba", "bab", "a b", "bb", "a"]
+    generations = [ensemble.generate(prompt, max_tokens=6) for prompt in prompts]
+    found = interleaved(generations, range(30))
+    alone = Ensemble([TightMember("m", V, 5, 10_000)], vote=vote)
+    assert found == [alone.generate(prompt, max_tokens=6).run() for prompt in prompts]
+
+
+class FailsOn(TableMember):
+    """Fails in every forward that reads a given id."""
+
+    bad = 1
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Logits]:
+        if any(self.bad in feed.ids for feed in feeds):
+            raise BackendError(f"{self.name} cannot stand {self.bad}")
+        return super().forward(feeds)
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_a_text_that_fails_fails_alone(vote: str) -> None:
+    v = byte_vocabulary({})
+    member = FailsOn("m", v, lambda ids: np.eye(256)[ord("c")] * 9)
+    member.bad = ord("x")
+    ensemble = Ensemble([member], vote=vote)
+    good, bad = ensemble.generate("aaa", max_tokens=5), ensemble.generate("axa", max_tokens=5)
+    ensemble.engine.join(bad._of)
+    bad._joined = True
+    assert good.run() == "ccccc"
+    with pytest.raises(BackendError, match="cannot stand"):
+        next(bad)
+    assert not member._contexts
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_a_prompt_that_begins_as_another_is_forked_and_not_read_again(vote: str) -> None:
+    v = byte_vocabulary({})
+    member = TableMember("m", v, lambda ids: np.eye(256)[ord("c")] * 9)
+    shared = "The same beginning of every prompt, "
+    ensemble = Ensemble([member], vote=vote)
+    generations = [ensemble.generate(shared + end, max_tokens=3) for end in ("one", "two", "three")]
+    for generation in generations:
+        ensemble.engine.join(generation._of)
+        generation._joined = True
+    assert [generation.run() for generation in generations] == ["ccc"] * 3
+    assert member.n_read < 2 * len(shared)
+
+
+def test_a_text_that_nobody_reads_stands_still_before_it_fills_the_memory() -> None:
+    ensemble = Ensemble([constant(V, {0: 1.0}, n_ctx=1 << 20)], vote="pieces")
+    idle, read = ensemble.generate("a", max_tokens=5000), ensemble.generate("a", max_tokens=2000)
+    next(idle)
+    read.run()
+    assert len(idle._of.steps) <= 513
+    assert len(idle.run()) == 5000
+
+
+def test_texts_may_be_read_from_several_threads() -> None:
+    ensemble = Ensemble([TableMember.random("m", V, 7), TableMember.random("n", V, 8)])
+    prompts = ["ab", "ba", "bab", "a b"] * 3
+    alone = [ensemble.generate(prompt, max_tokens=20).run() for prompt in prompts]
+    found: dict[int, str] = {}
+
+    def work(n: int) -> None:
+        found[n] = ensemble.generate(prompts[n], max_tokens=20).run()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[n] for n in range(len(prompts))] == alone
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_members_of_different_devices_run_at_the_same_time(vote: str) -> None:
+    meeting = threading.Barrier(2, timeout=20)
+
+    class Meets(TableMember):
+        def forward(self, feeds: Sequence[Feed]) -> list[Logits]:
+            meeting.wait()
+            return super().forward(feeds)
+
+    one, two = (Meets(name, V, TableMember.random(name, V, 1)._answer) for name in ("one", "two"))
+    two.device = "gpu"
+    found = Ensemble([one, two], vote=vote, epsilon=0).generate("ab", max_tokens=1, heal=False).run()
+    plain = [TableMember.random("one", V, 1), TableMember.random("two", V, 1)]
+    assert found == Ensemble(plain, vote=vote, epsilon=0).generate("ab", max_tokens=1, heal=False).run()
