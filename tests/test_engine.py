@@ -218,3 +218,96 @@ def test_members_of_different_devices_run_at_the_same_time(vote: str) -> None:
     found = Ensemble([one, two], vote=vote, epsilon=0).generate("ab", max_tokens=1, heal=False).run()
     plain = [TableMember.random("one", V, 1), TableMember.random("two", V, 1)]
     assert found == Ensemble(plain, vote=vote, epsilon=0).generate("ab", max_tokens=1, heal=False).run()
+
+
+@given(st.data(), st.sampled_from(VOTES), st.sampled_from([0.0, 0.01, 0.3]))
+def test_looking_ahead_never_changes_the_text(data: st.DataObject, vote: str, epsilon: float) -> None:
+    drawn = data.draw(members())
+    prompts = data.draw(st.lists(st.sampled_from(["a", "aa", "aaa"]), min_size=1, max_size=3))
+    plain = Ensemble(drawn, vote=vote, epsilon=epsilon)
+    alone = [outcome(plain.generate(prompt, max_tokens=12)) for prompt in prompts]
+    drafter = data.draw(st.sampled_from([m.name for m in drawn] + ["auto"]))
+    ensemble = Ensemble(drawn, vote=vote, epsilon=epsilon, drafter=drafter)
+    generations = [ensemble.generate(prompt, max_tokens=12) for prompt in prompts]
+    assert interleaved(generations, [0, 1, 2, 0, 1]) == alone
+    assert not any(member._contexts for member in drawn)
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_looking_ahead_reads_several_tokens_in_one_forward_where_members_agree(vote: str) -> None:
+    logits = 9 * np.eye(256)[[ord(c) for c in "abcdefgh"]]
+    one, two = (TableMember(n, byte_vocabulary({}), lambda ids: logits[len(ids) % 8].copy()) for n in ("one", "two"))
+    plain = Ensemble([one, two], vote=vote).generate("aa", max_tokens=64)
+    ahead = Ensemble([one, two], vote=vote, drafter="one").generate("aa", max_tokens=64)
+    assert ahead.run() == plain.run()
+    assert plain.stats.n_forwards == [64, 64]
+    assert ahead.stats.n_forwards[0] <= 64 + 12 and ahead.stats.n_forwards[1] <= 16
+
+
+def first_steps(generation: Generation, n: int) -> tuple[list[bytes], str]:
+    """What the first steps chose, and the error that ended them."""
+    pieces: list[bytes] = []
+    try:
+        for step, _ in zip(generation, range(n), strict=False):
+            pieces.append(step.piece)
+    except EnsembleError as exc:
+        return pieces, str(exc)
+    finally:
+        generation.close()
+    return pieces, ""
+
+
+@given(st.data(), st.sampled_from(VOTES), st.booleans())
+def test_a_threshold_of_1_is_a_vote_at_every_step(data: st.DataObject, vote: str, skip: bool) -> None:
+    drawn = data.draw(members())
+    weights = [data.draw(st.sampled_from([1.0, 4.0])) for _ in drawn]
+    gate = data.draw(st.sampled_from([m.name for m in drawn]))
+    plain = Ensemble(drawn, weights, vote=vote).generate("aa", max_tokens=None)
+    gated = Ensemble(drawn, weights, vote=vote, threshold=1, gate=gate, skip=skip).generate("aa", max_tokens=None)
+    assert first_steps(gated, 14) == first_steps(plain, 14)
+
+
+W = Vocabulary.build([b"a", b"b", b" ", b"ba", b"</s>", b"bb", b" b"], {4: Kind.END})
+
+
+@pytest.mark.parametrize("vote", VOTES)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_threshold_of_0_is_the_gate_alone(vote: str, seed: int) -> None:
+    one, two = TableMember.random("one", V, seed), TableMember.random("two", W, seed + 100)
+    alone = Ensemble([two], vote="pieces").generate("ab", max_tokens=12)
+    gated = Ensemble([one, two], vote=vote, threshold=0, gate="two").generate("ab", max_tokens=12, heal=False)
+    assert gated.run() == alone.run()
+    assert gated.finish == alone.finish
+    assert gated.stats.n_votes == 0 and gated.stats.n_forwards[0] == 0
+    assert gated.stats.n_forwards[1] == alone.stats.n_forwards[0]
+
+
+@given(st.data(), st.sampled_from(VOTES), st.sampled_from([0.2, 0.4, 0.7, 1.0]))
+def test_skipping_never_changes_the_text(data: st.DataObject, vote: str, threshold: float) -> None:
+    drawn = data.draw(members())
+    weights = [5.0] + [data.draw(st.sampled_from([1.0, 2.0])) for _ in drawn[1:]]
+    found = []
+    for skip in (True, False):
+        ensemble = Ensemble(drawn, weights, vote=vote, threshold=threshold, skip=skip)
+        found.append(first_steps(ensemble.generate("aa", max_tokens=None), 14))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_a_member_that_lags_reads_all_it_missed_in_one_forward(vote: str) -> None:
+    text = "abcdefghij" * 3
+    v = byte_vocabulary({})
+
+    def sure_but_every_tenth(ids: tuple[int, ...]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        n = len(ids) - 1
+        logits = np.zeros(256)
+        logits[ord(text[n % 30])] = 20.0 if n % 10 else 1.0
+        return logits
+
+    gate, other = (TableMember(name, v, sure_but_every_tenth) for name in ("gate", "other"))
+    ensemble = Ensemble([gate, other], vote=vote, threshold=0.9, epsilon=0)
+    generation = ensemble.generate("x", max_tokens=30, heal=False)
+    assert generation.run() == text
+    assert generation.stats.n_votes == 3
+    assert generation.stats.n_forwards == [30, 3]
+    assert generation.stats.n_read == [30, 21]

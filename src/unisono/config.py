@@ -63,6 +63,16 @@ class Config(_Checked):
     """In voting on bytes, let the prompt's last token be the beginning of a longer one."""
     rule: str = "linear"
     """How votes are pooled: linear or log-linear."""
+    threshold: float | None = Field(default=None, ge=0, le=1)
+    """Threshold mode: where the gate gives its likeliest token more than this, it is taken and nobody else runs. 0 is
+    the gate alone, 1 a vote at every step, 0.5 is usual; null: all vote at every step."""
+    gate: str | None = None
+    """In threshold mode, the member that goes on by itself where it is sure; null: the first."""
+    skip: bool = True
+    """In threshold mode, ask nobody else where nobody could outvote the gate."""
+    drafter: str | None = None
+    """Look ahead: the member that writes on by itself, for the others to read in one forward; auto takes the fastest.
+    The text stays the same."""
     max_tokens: int | None = Field(default=256, ge=1)
     """How many tokens to write at most: whole tokens of the first member, or pieces in voting on pieces; null: until a
     context is full."""

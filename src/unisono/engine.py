@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
+from unisono.drafting import Drafter
 from unisono.errors import CacheFull, EnsembleError
 from unisono.members.base import Feed, Member
 from unisono.reading import Reader
@@ -70,6 +71,8 @@ class Engine:
         """Forwards of each member so far, for all texts together."""
         self.forward_s = [0.0] * len(self._members)
         """Seconds in those."""
+        self.token_s: list[float | None] = [None] * len(self._members)
+        """The shortest time in which each has read one token so far; None where it has not yet."""
 
     @property
     def n_texts(self) -> int:
@@ -205,12 +208,12 @@ class Engine:
 
     # Forwards.
 
-    def _forward_device(self, numbers: Sequence[int], pairs: Sequence[tuple[Text, Reader]]) -> None:
+    def _forward_device(self, numbers: Sequence[int], pairs: Sequence[tuple[Text, Reader | Drafter]]) -> None:
         """Members that share a device run in turn."""
         for number in numbers:
             self._forward(number, [(s, r) for s, r in pairs if r.number == number])
 
-    def _forward(self, number: int, pairs: Sequence[tuple[Text, Reader]]) -> None:
+    def _forward(self, number: int, pairs: Sequence[tuple[Text, Reader | Drafter]]) -> None:
         """One forward of a member for all these. If its cache is full, the youngest text is put back."""
         member = self._members[number]
         while pairs := [(s, r) for s, r in pairs if not s.done and s not in self._parked]:
@@ -236,6 +239,9 @@ class Engine:
             seconds = time.perf_counter() - before
             self.n_forwards[number] += 1
             self.forward_s[number] += seconds
+            known = self.token_s[number]
+            if len(feeds) == len(feeds[0].ids) == 1 and (known is None or seconds < known):
+                self.token_s[number] = seconds
             n_all = sum(len(feed.ids) for feed in feeds)
             at = 0
             for (text, reader), own in zip(pairs, asked, strict=True):

@@ -12,6 +12,7 @@ from unisono.config import Config, MemberConfig, checked, weights_of
 from unisono.engine import Engine, Text
 from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
+from unisono.policy import Threshold
 from unisono.pooling import RULES
 from unisono.registry import open_member, short_name
 from unisono.score import Score, score_bytes
@@ -38,6 +39,10 @@ class Ensemble:
         rule: str = "linear",
         epsilon: float = EPSILON,
         utf8: bool = True,
+        drafter: str | None = None,
+        threshold: float | None = None,
+        gate: str | None = None,
+        skip: bool = True,
     ) -> None:
         """From members that are already open; `load` opens them from specs.
 
@@ -58,6 +63,40 @@ class Ensemble:
         )
 
         self.engine = Engine(self.unit)
+        if gate is not None and threshold is None:
+            raise ConfigError(f"A gate ({gate}) is for threshold mode: give a threshold as well, 0.5, say.")
+        if gate is not None and gate not in self.names:
+            raise UnknownName("member to be the gate", gate, self.names)
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ConfigError(f"threshold is {threshold}: give a probability from 0 to 1.")
+        self.policy = (
+            None if threshold is None else Threshold(0 if gate is None else self.names.index(gate), threshold, skip)
+        )
+        """When all vote; None: at every step."""
+        self._drafter = drafter
+        if drafter is not None and drafter not in ("auto", *self.names):
+            raise UnknownName("member to draft", drafter, ("auto", *self.names))
+
+    @property
+    def _gate_weight(self) -> float:
+        """The gate's weight where it may outvote all others; 0 where the rule does not add up probabilities."""
+        return float(self.weights[self.policy.gate]) if self.policy and self.rule == "linear" else 0.0
+
+    def _drafting(self) -> tuple[int, float] | None:
+        """The number of the member that drafts, so that the others can look ahead, and its time for a token as a share
+        of theirs together; None where there is none. With "auto" it is the one that has taken least for a token so far,
+        or else the one with the smallest vocabulary."""
+        if self._drafter is None or len(self.members) == 1:
+            return None
+        known = self.engine.token_s
+        if self._drafter != "auto":
+            number = self.names.index(self._drafter)
+        else:
+            number = min(range(len(known)), key=lambda n: (known[n] or 0.0, self.members[n].vocabulary.n_ids))
+        own, others = known[number], [seconds for n, seconds in enumerate(known) if n != number]
+        if own is None or None in others:
+            return number, 0.2
+        return number, own / sum(seconds for seconds in others if seconds is not None)
 
     def _pool_voters(self, voters: Sequence[Voter]) -> Pooled:
         return self.unit.pool(voters, RULES[self.rule], self.weights)
@@ -102,6 +141,10 @@ class Ensemble:
                 rule=config.rule,
                 epsilon=config.epsilon,
                 utf8=config.utf8,
+                drafter=config.drafter,
+                threshold=config.threshold,
+                gate=config.gate,
+                skip=config.skip,
             )
         except BaseException:
             for open_one in opened:
@@ -221,10 +264,20 @@ class Generation(Iterator[Step]):
         )
         self._engine = ensemble.engine
 
-        stats = self.stats
+        stats, drafter = self.stats, ensemble._drafting()
 
         def begin(voters: Sequence[Voter]) -> Writing:  # holds no reference to the generation, which may be given up
-            return Writing(ensemble.unit, voters, ensemble._pool_voters, likeliest, limits, stats)
+            return Writing(
+                ensemble.unit,
+                voters,
+                ensemble._pool_voters,
+                likeliest,
+                limits,
+                stats,
+                drafter,
+                ensemble.policy,
+                ensemble._gate_weight,
+            )
 
         self._of = Text(prompts, begin)
         self._joined = False

@@ -122,10 +122,11 @@ class Reader:
         pending = self.voter.pending()
         if not self.coming:
             return [[]] * len(pending)
-        if not self._known and self.n_lag < len(self.coming):  # a guess: for the likeliest branch alone, all of it
+        if not self._known:  # what was missed, or a guess: all of it for the likeliest branch
             plans = self.voter.ahead(self.coming, self._most, whole=True)
             best = self.voter.heaviest_pending
-            return [plan if place == best else [] for place, plan in enumerate(plans)]
+            sure = FIRST if self.n_lag else 0
+            return [plan if place == best else plan[:sure] for place, plan in enumerate(plans)]
         plans = self.voter.ahead(self.coming, self._most, whole=False)
         out = []
         for feed, plan in zip(pending, plans, strict=True):

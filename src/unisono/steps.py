@@ -33,7 +33,7 @@ class Step:
     logprob: float
     """Natural log of its pooled probability."""
     votes: tuple[MemberVote, ...]
-    """One a member, in the ensemble's order."""
+    """One a member, in the ensemble's order; empty where one member decided alone."""
     text: str
     """What can be shown now: whole characters, nothing that may turn out to be a stop string."""
     finish: Finish | None = None
@@ -49,6 +49,8 @@ class Stats:
     """Tokens of the prompt, one count a member."""
     n_steps: int = 0
     """Choices made, END included."""
+    n_votes: int = 0
+    """Those of them in which all members voted."""
     n_tokens: int = 0
     """Tokens written, as max_tokens counts them: pieces, or in voting on bytes whole tokens of the first member."""
     n_bytes: int = 0

@@ -69,6 +69,14 @@ class Projection:
         return out
 
     @cached_property
+    def of_id(self) -> IdArray:
+        """int32[n_ids]: the union id of each of the member's ids; -1 for those that do not count."""
+        out = np.full(self.n_ids, -1, dtype=np.int32)
+        out[self._own_ids] = self.own
+        out[self.extra_ids] = self.extra_union
+        return out
+
+    @cached_property
     def extra(self) -> IntArray:
         """int64[n_extra]: where in `own` the other ids belong."""
         return self.place[self.extra_union].astype(np.int64)

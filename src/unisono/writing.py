@@ -7,9 +7,12 @@ waits for forwards.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
+from unisono.drafting import Drafter
+from unisono.policy import Threshold
 from unisono.reading import Reader
 from unisono.steps import Finish, Limits, MemberVote, Stats, Step, logprob
 from unisono.text import TextStream
@@ -21,7 +24,10 @@ class Choice(NamedTuple):
 
     choice: int
     prob: float
-    opinions: Sequence[Opinion]
+    opinions: Sequence[Opinion] = ()
+    """Empty where not all have voted."""
+    heard_by: int | None = None
+    """A member that has heard the choice already."""
 
 
 class _NoRoom(Exception):
@@ -39,11 +45,21 @@ class Writing:
         choose: Callable[[Pooled], tuple[int, float]],
         limits: Limits,
         stats: Stats,
+        drafter: tuple[int, float] | None = None,
+        policy: Threshold | None = None,
+        gate_weight: float = 0.0,
     ) -> None:
         self.unit, self.voters, self.pool, self.choose = unit, voters, pool, choose
         self.limits, self.stats = limits, stats
         self.readers = [Reader(number, voter) for number, voter in enumerate(voters)]
-        self.waits: list[Reader] = []
+        self.drafter = None if drafter is None else Drafter(self.readers[drafter[0]], drafter[1])
+        self.policy = policy
+        """None: all vote at every step."""
+        self._gate_weight = gate_weight
+        """What the gate's probability counts for where it alone may decide; 0 where it never may."""
+        self._decided: deque[int] = deque()
+        """The gate's choices for the token that it was sure of, those still to be written."""
+        self.waits: list[Reader | Drafter] = []
         """Those that need a forward before the text can go on."""
         self._begun = 0.0
 
@@ -76,11 +92,15 @@ class Writing:
                 finish = "end"
             else:
                 for reader in self.readers:
-                    reader.hear(chosen.choice)
-                stats.n_tokens = self.unit.n_tokens(self.voters, stats.n_steps)
+                    if reader.number != chosen.heard_by:
+                        reader.hear(chosen.choice)
+                counted = self.voters if self.policy is None else [self.voters[self.policy.gate]]
+                stats.n_tokens = self.unit.n_tokens(counted, stats.n_steps)
                 enough = self.limits.max_tokens is not None and stats.n_tokens >= self.limits.max_tokens
                 if stream.stopped:
                     finish = "stop"
+                elif self._decided:
+                    pass  # in the midst of a token
                 elif enough or any(voter.n_tokens > voter.member.n_ctx for voter in self.voters):
                     finish = "length"
             if finish:
@@ -96,18 +116,54 @@ class Writing:
                 return
 
     def _choose(self) -> Generator[None, None, Choice]:
+        if self.policy is not None and (alone := (yield from self._ask_gate(self.policy))) is not None:
+            return alone
+        yield from self._look_ahead()
         yield from self._settle(self.readers)
         pooled = self.pool(self.voters)
         choice, prob = self.choose(pooled)
+        self.stats.n_votes += 1
         return Choice(choice, prob, pooled.opinions(choice))
+
+    def _ask_gate(self, policy: Threshold) -> Generator[None, None, Choice | None]:
+        """The gate's choice where it needs nobody else."""
+        gate = self.readers[policy.gate]
+        if self._decided:
+            return Choice(self._decided.popleft(), 1.0, heard_by=gate.number)
+        yield from self._settle([gate])
+        if (token := gate.voter.sure(policy.threshold)) is not None:
+            first, *rest = token.choices
+            if first != self.unit.end:
+                gate.voter.adopt(token)
+            self._decided.extend(rest)
+            return Choice(first, token.prob, heard_by=gate.number)
+        if policy.skip and self._gate_weight > 0.5:
+            choice, prob = self.unit.alone(gate.voter)
+            if self._gate_weight * prob > 0.5 * (1 + 1e-6):
+                return Choice(choice, prob)
+        return None
+
+    def _look_ahead(self) -> Iterator[None]:
+        """Where another than the drafter has to read, let that draft first."""
+        drafter = self.drafter
+        if drafter is None:
+            return
+        others = [reader for reader in self.readers if reader.number != drafter.number]
+        if all(reader.n_guessed or reader.settle() for reader in others):
+            return
+        yield from self._settle([drafter.reader])
+        for _ in drafter.draft(others, self.stats.n_steps):
+            self.waits = [drafter]
+            yield None
 
     def _settle(self, readers: Sequence[Reader]) -> Iterator[None]:
         """Wait until all of these can vote. Raises _NoRoom."""
         while True:
-            self.waits = [reader for reader in readers if not reader.settle()]
-            if not self.waits:
+            late = [reader for reader in readers if not reader.settle()]
+            self.waits = [*late]
+            if not late:
                 return
-            for reader in self.waits:
+            for reader in late:
                 if any(feed.at + len(feed.ids) > reader.voter.member.n_ctx for feed in reader.voter.pending()):
                     self.waits = []
                     raise _NoRoom

@@ -128,6 +128,18 @@ def test_going_back_equals_a_fresh_read(backend: Backend, member: Member) -> Non
         member.drop(max(contexts(member)))
 
 
+def test_a_released_context_goes_on_goes_back_and_forks_as_before(backend: Backend, member: Member) -> None:
+    ids, others = backend.line(24), backend.line(12, start=100)
+    context = member.new()
+    read(member, context, 0, ids[:20])
+    member.release(context)
+    fork = member.fork(context, 15)
+    assert_same(read(member, fork, 15, others), read_anew(member, [*ids[:15], *others]), backend.tolerance)
+    assert_same(read(member, context, 20, ids[20:]), read_anew(member, ids), backend.tolerance)
+    member.release(context)
+    assert_same(read(member, context, 10, others), read_anew(member, [*ids[:10], *others]), backend.tolerance)
+
+
 def test_a_batch_of_contexts_equals_one_by_one(backend: Backend, member: Member) -> None:
     lines = [backend.line(n, start) for n, start in [(9, 0), (17, 40), (5, 90), (12, 150)]]
     begun = [member.new() for _ in lines]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from unisono.arrays import Logits, Probs, Weights
+from unisono.arrays import FloatArray, Logits, Probs, Weights
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule
 
@@ -22,6 +22,18 @@ class MemberPrompt:
     heal: bool = False
     """The last token may be the beginning of a longer one: the prompt ends where the user stopped, not where a token
     of the training text would."""
+
+
+@dataclass(frozen=True)
+class Sure:
+    """A token that a member is sure of."""
+
+    choices: Sequence[int]
+    """The choices that it stands for; END alone for the end of the text."""
+    prob: float
+    """Its probability with that member."""
+    ids: Sequence[int]
+    """What the member reads for it."""
 
 
 class Voter(Protocol):
@@ -58,6 +70,19 @@ class Voter(Protocol):
 
     def read(self, logits: Sequence[Logits]) -> None:
         """Take what those forwards returned, in the order of `pending`. Raises BadLogits."""
+
+    def sure(self, threshold: float) -> Sure | None:
+        """The member's own next token, where that is likelier than the threshold and can be taken by itself."""
+
+    def adopt(self, token: Sure) -> None:
+        """Take that token as heard: all its choices, and the token itself for its only way to have read them."""
+
+    def draft(self) -> tuple[int, int, list[int], list[int]] | None:
+        """The token that the member itself likes best next: the context and position that it goes to, the choices that
+        it stands for, and its ids; None where that is the end, or where it cannot say. It can hear now."""
+
+    def draft_after(self, row: FloatArray) -> tuple[list[int], list[int]] | None:
+        """The same after a drafted token, from its logits float[n_ids]: choices and ids."""
 
     def vote(self) -> Probs:
         """float[n_choices]: the member's distribution for this step. The caller may not write to it."""
@@ -109,6 +134,9 @@ class Unit(Protocol):
 
     def n_tokens(self, voters: Sequence[Voter], n_steps: int) -> int:
         """How many tokens have been written, as `max_tokens` counts them."""
+
+    def alone(self, voter: Voter) -> tuple[int, float]:
+        """What one member likes best of what all can read, and its probability with that member."""
 
     def spelled(self, choice: int) -> bytes:
         """What a choice adds to the text; b"" for the end."""

@@ -25,7 +25,7 @@ from unisono.pooling import Rule
 from unisono.sampling import greedy
 from unisono.text import END_OF_TEXT, Utf8, split_characters
 from unisono.vocabulary import Kind, Vocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Voter, begin_context, n_common
+from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
 
 N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
@@ -65,6 +65,9 @@ class ByteVoting:
         self.members = members
         self.epsilon, self.max_branches, self.utf8, self.canonical = epsilon, max_branches, utf8, canonical
         self.sorted = [SortedRow(m.vocabulary) for m in members]
+        self._readable = np.ones(N_CHOICES, dtype=bool)
+        for member in members:
+            self._readable[list(member.vocabulary.missing_bytes)] = False
         self._usual: dict[tuple[int, int, int], bool] = {}
 
     def spelled(self, choice: int) -> bytes:
@@ -101,6 +104,17 @@ class ByteVoting:
         totals[totals == 0] = 1  # a member that wants only what others cannot read has no say in this step
         votes /= totals
         return votes
+
+    def alone(self, voter: Voter) -> tuple[int, float]:
+        """What one member likes best of what all can read, and its probability."""
+        [vote] = self.ballot([voter])
+        vote = vote * self._readable
+        choice = greedy(vote)
+        return choice, float(vote[choice])
+
+    def all_can_read(self, choices: Sequence[int]) -> bool:
+        """Whether every member has a token for each of these bytes."""
+        return bool(self._readable[list(choices)].all())
 
     def n_tokens(self, voters: Sequence[Voter], n_steps: int) -> int:
         """Whole tokens of the first member."""
@@ -379,6 +393,50 @@ class ByteVoter:
         if not settled:
             self._keep([*(b for b in self._branches if b not in waiting), *after])
 
+    def sure(self, threshold: float) -> Sure | None:
+        best = max(self._branches, key=self._share)
+        if best.prefix or best.row is None or self._captive or (self._utf8 and not self._utf8.allowed[END_OF_TEXT]):
+            return None
+        masses, end, total = best.row
+        k = int(masses.argmax()) if len(masses) else -1
+        if k < 0 or end >= masses[k]:
+            return Sure([END_OF_TEXT], end / total, []) if end / total > threshold else None
+        prob = float(masses[k]) / total
+        choices = list(self._vocabulary.sorted_pieces[k])
+        if prob <= threshold or not self._unit.all_can_read(choices):
+            return None
+        if self._utf8 and not _is_text(bytes(choices)):
+            return None  # half a character: what follows it is voted on
+        return Sure(choices, prob, [int(self._vocabulary.order[k])])
+
+    def adopt(self, token: Sure) -> None:
+        best = max(self._branches, key=self._share)
+        for line in self._lines:
+            if line is not best.line:
+                self.member.drop(line.context)
+        self._text += bytes(token.choices)
+        self._begin(best.line, [*best.line.ids[: best.n], *token.ids], b"", heal=False)
+        self._retellings = 0
+
+    def draft(self) -> tuple[int, int, list[int], list[int]] | None:
+        best = max(self._branches, key=self._share)
+        bounds = self._vocabulary.children(best.prefix).bounds
+        if best.row is None or not len(bounds) or best.n < max(b.n for b in best.line.branches):
+            return None  # what it would read must not cut off what another branch has read
+        longer = best.row.masses[bounds[0] : bounds[-1]]
+        if not len(longer):
+            return None
+        k = int(bounds[0] + longer.argmax())
+        if not best.prefix and best.row.end > best.row.masses[k]:
+            return None
+        choices = list(self._vocabulary.sorted_pieces[k][len(best.prefix) :])
+        return best.line.context, best.n, choices, [int(self._vocabulary.order[k])]
+
+    def draft_after(self, row: FloatArray) -> tuple[list[int], list[int]] | None:
+        i = int(row.argmax())
+        piece = self._vocabulary.pieces[i]
+        return (list(piece), [i]) if piece and self._vocabulary.kinds[i] <= Kind.BYTE else None
+
     def vote(self) -> Probs:
         if self._vote is None:
             vote = np.zeros(N_CHOICES)
@@ -640,6 +698,14 @@ class ByteVoter:
 
 
 _BYTES = [bytes([b]) for b in range(256)]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _whole_characters(data: bytes) -> tuple[bytes, bytes]:

@@ -11,13 +11,13 @@ from functools import cached_property
 
 import numpy as np
 
-from unisono.arrays import Logits, Probs, Weights
+from unisono.arrays import FloatArray, Logits, Probs, Weights
 from unisono.errors import BadLogits
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule, linear
 from unisono.sampling import greedy
 from unisono.union import END, Shares, UnionVocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Voter, begin_context
+from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context
 
 
 class PieceVoting:
@@ -35,6 +35,12 @@ class PieceVoting:
     def n_tokens(self, voters: Sequence[Voter], n_steps: int) -> int:
         """Every piece counts as one."""
         return n_steps
+
+    def alone(self, voter: Voter) -> tuple[int, float]:
+        """What one member likes best, and its probability."""
+        assert isinstance(voter, PieceVoter)
+        choice, share = voter.favourite
+        return choice, share / voter.shares.total
 
     def spelled(self, choice: int) -> bytes:
         return self.union.pieces[choice]
@@ -183,6 +189,24 @@ class PieceVoter:
             self.shares.read(logits[0][-1])
         except FloatingPointError as exc:
             raise BadLogits(self.member.name) from exc
+
+    def sure(self, threshold: float) -> Sure | None:
+        choice, share = self.favourite
+        prob = share / self.shares.total
+        return Sure([choice], prob, self._speller.spell(self._union.pieces[choice])) if prob > threshold else None
+
+    def adopt(self, token: Sure) -> None:
+        self._lag.extend(token.ids)
+
+    def draft(self) -> tuple[int, int, list[int], list[int]] | None:
+        assert self.shares.total and self._context is not None
+        choice = self.favourite[0]
+        ids = list(self._speller.spell(self._union.pieces[choice]))
+        return None if choice == END else (self._context, len(self._read), [choice], ids)
+
+    def draft_after(self, row: FloatArray) -> tuple[list[int], list[int]] | None:
+        choice = int(self._union.projections[self.number].of_id[int(row.argmax())])
+        return ([choice], list(self._speller.spell(self._union.pieces[choice]))) if choice > END else None
 
     def vote(self) -> Probs:
         assert self.shares.total and not self._lag
