@@ -203,3 +203,22 @@ def byte_alphabet() -> dict[str, int]:
             cs.append(256 + n)
             n += 1
     return {chr(c): b for b, c in zip(bs, cs, strict=True)}
+
+
+def shaped(probs: Sequence[float], temperature: float, top_k: int | None, top_p: float, min_p: float) -> list[float]:
+    """The distribution that is drawn from, one choice after the other in the order of their likelihood."""
+    heated = [p ** (1 / temperature) for p in probs]
+    total = math.fsum(heated)
+    order = sorted(range(len(probs)), key=lambda k: (-heated[k] / total, k))
+    kept = order if top_k is None else order[:top_k]
+    of_kept = math.fsum(heated[k] for k in kept)
+    nucleus: list[int] = []
+    reached = 0.0
+    for k in kept:
+        if nucleus and reached >= top_p * (1 - 1e-12):
+            break
+        nucleus.append(k)
+        reached += heated[k] / of_kept
+    best = heated[kept[0]]
+    last = [k for k in nucleus if heated[k] >= min_p * best]
+    return [heated[k] / math.fsum(heated[j] for j in last) if k in last else 0.0 for k in range(len(probs))]

@@ -63,6 +63,8 @@ def _words(annotation: Any) -> str:
         return " or ".join(_words(part) for part in arguments if part is not type(None))
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin is dict:
+        return f"{_words(arguments[0])} to {_words(arguments[1])}"
     if origin is list:
         return f"list of {_words(arguments[0])}s"
     return WORDS[annotation]

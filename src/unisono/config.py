@@ -46,7 +46,47 @@ class MemberConfig(_Checked):
     """Ids that end the text, instead of those that the model names."""
 
 
-class Config(_Checked):
+class TextConfig(_Checked):
+    """How one text is written."""
+
+    max_tokens: int | None = Field(default=256, ge=1)
+    """How many tokens to write at most: whole tokens of the first member (of the gate, in threshold mode), or pieces in
+    voting on pieces; null: until a context is full."""
+    min_tokens: int = Field(default=0, ge=0)
+    """How many tokens to write at least: before, the text cannot end by itself."""
+    ignore_end: bool = False
+    """Never let the text end by itself."""
+    stop: list[str] = []
+    """Strings that end the text."""
+    include_stop: bool = False
+    """Whether the string that ended the text is part of it."""
+    heal: bool = True
+    """In voting on bytes, let the prompt's last token be the beginning of a longer one."""
+    temperature: float = Field(default=0.0, ge=0, le=100)
+    """0 takes the likeliest; above, choices are drawn from the pooled distribution: 1 as it is, less sharper, more
+    flatter."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Draw among so many likeliest choices only."""
+    top_p: float = Field(default=1.0, ge=0, le=1)
+    """Draw among the fewest likeliest choices that reach this probability together."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Draw among the choices that have at least this share of the likeliest's probability."""
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    """Above 1, makes tokens that have been written less likely: their log-probability times this."""
+    presence_penalty: float = Field(default=0.0, ge=-100, le=100)
+    """Taken from the log-probability of tokens that have been written."""
+    frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
+    """The same, for each time."""
+    logit_bias: dict[str, float] = {}
+    """Added to the log-probability of the token that is exactly this text, with every member that has one."""
+    seed: int | None = Field(default=None, ge=0)
+    """The same seed draws the same text; null: another one each time."""
+    single_voice: bool = False
+    """In voting on pieces at temperature 1 under the linear rule: draw one member for each token, by the weights, and
+    ask that one alone. The texts are distributed as without, for one forward a token instead of one of each member."""
+
+
+class Config(TextConfig):
     """An ensemble and how it writes."""
 
     members: list[MemberConfig] = Field(min_length=1)
@@ -59,8 +99,6 @@ class Config(_Checked):
     """In voting on bytes, the share below which one of a member's branches is dropped; 0 is exact and slow."""
     utf8: bool = True
     """In voting on bytes, mask what cannot go on with valid UTF-8."""
-    heal: bool = True
-    """In voting on bytes, let the prompt's last token be the beginning of a longer one."""
     rule: str = "linear"
     """How votes are pooled: linear or log-linear."""
     threshold: float | None = Field(default=None, ge=0, le=1)
@@ -73,11 +111,6 @@ class Config(_Checked):
     drafter: str | None = None
     """Look ahead: the member that writes on by itself, for the others to read in one forward; auto takes the fastest.
     The text stays the same."""
-    max_tokens: int | None = Field(default=256, ge=1)
-    """How many tokens to write at most: whole tokens of the first member, or pieces in voting on pieces; null: until a
-    context is full."""
-    stop: list[str] = []
-    """Strings that end the text; they are not part of it."""
     chat: bool = False
     """Give each member the prompt as a conversation, through its own chat template."""
 

@@ -14,6 +14,7 @@ from unisono.drafting import Drafter
 from unisono.errors import CacheFull, EnsembleError
 from unisono.members.base import Feed, Member
 from unisono.reading import Reader
+from unisono.sampling import Tilt
 from unisono.steps import Step
 from unisono.voting.base import MemberPrompt, Unit, Voter, n_common
 from unisono.writing import Writing
@@ -31,9 +32,15 @@ _NUMBERS = count()
 class Text:
     """One text in the engine: what it has written, and what became of it."""
 
-    def __init__(self, prompts: Sequence[MemberPrompt], begin: Callable[[Sequence[Voter]], Writing]) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[MemberPrompt],
+        begin: Callable[[Sequence[Voter]], Writing],
+        tilt: Tilt | None = None,
+    ) -> None:
         self.prompts = prompts
         self.begin = begin
+        self.tilt = tilt
         self.number = next(_NUMBERS)
         """Its age: older texts have smaller ones."""
         self.steps: deque[Step] = deque()
@@ -154,7 +161,7 @@ class Engine:
             try:
                 for number, prompt in enumerate(text.prompts):
                     held = [line for s in self._active if s.writing for line in s.writing.voters[number].lines]
-                    voters.append(self.unit.voter(number, prompt, held))
+                    voters.append(self.unit.voter(number, prompt, held, text.tilt))
                 text.writing = text.begin(voters)
                 text.work = text.writing.steps()
             except EnsembleError as exc:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from unisono import chat
 from unisono.arrays import Probs, Votes
-from unisono.config import Config, MemberConfig, checked, weights_of
+from unisono.choosing import Sampler, tilt_of
+from unisono.config import Config, MemberConfig, TextConfig, checked, weights_of
 from unisono.engine import Engine, Text
 from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
@@ -16,7 +19,7 @@ from unisono.policy import Threshold
 from unisono.pooling import RULES
 from unisono.registry import open_member, short_name
 from unisono.score import Score, score_bytes
-from unisono.steps import Finish, Limits, Stats, Step
+from unisono.steps import Finish, Stats, Step
 from unisono.text import split_characters
 from unisono.voting.base import MemberPrompt, Pooled, Unit, Voter
 from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting
@@ -99,7 +102,9 @@ class Ensemble:
         return number, own / sum(seconds for seconds in others if seconds is not None)
 
     def _pool_voters(self, voters: Sequence[Voter]) -> Pooled:
-        return self.unit.pool(voters, RULES[self.rule], self.weights)
+        """All of the voters, or one alone."""
+        weights = self.weights if len(voters) == len(self.members) else np.ones(1)
+        return self.unit.pool(voters, RULES[self.rule], weights)
 
     def _pool(self, votes: Votes) -> Probs:
         return RULES[self.rule](votes, self.weights)
@@ -156,29 +161,32 @@ class Ensemble:
         prompt: str | bytes | None = None,
         *,
         messages: Sequence[chat.Message] | None = None,
-        max_tokens: int | None = 256,
-        stop: Sequence[str] = (),
-        heal: bool = True,
+        top_logprobs: int = 0,
+        settings: TextConfig | None = None,
+        **given: Any,
     ) -> Generation:
-        """Write on from a prompt, or answer the last of several messages; the members write greedily, every step.
+        """Write on from a prompt, or answer the last of several messages. Several texts that are under way at the same
+        time are written together, one forward a member for all of them.
 
         Args:
             prompt: Plain text to go on from.
             messages: Instead of a prompt: a conversation, which each member gets through its own chat template.
-            max_tokens: How many tokens to write at most: whole tokens of the first member, or pieces in voting on
-                pieces; None: until a context is full.
-            stop: Strings that end the text; they are not part of it.
-            heal: In voting on bytes, let the last token of a plain prompt be the beginning of a longer one.
+            top_logprobs: How many of the likeliest choices every step tells, with their log-probabilities.
+            settings: How the text is written: max_tokens, stop, temperature and all else in `TextConfig`.
+            given: The same by name; these win.
 
         Raises:
             PromptError: the prompt cannot be read; nothing has been written then.
-            ConfigError: max_tokens is less than 1.
+            ConfigError, UnknownName: a setting that is out of range, does not exist, or means nothing here.
             CacheFull, BadLogits: while iterating; what was written before stays.
         """
         if (prompt is None) == (messages is None):
             raise TypeError("give a prompt or messages, and not both")
-        if max_tokens is not None and max_tokens < 1:
-            raise ConfigError(f"max_tokens is {max_tokens}: give at least 1, or None to write until a context is full.")
+        base = {} if settings is None else {key: getattr(settings, key) for key in TextConfig.model_fields}
+        if "stop" in given:
+            given["stop"] = list(given["stop"])
+        settings = checked(TextConfig, {**base, **given}, "the settings of a text")
+        self._check(settings)
         notes: list[str] = []
         prompts: list[MemberPrompt] = []
         for member in self.members:
@@ -187,12 +195,38 @@ class Ensemble:
                 notes += said
             else:
                 assert prompt is not None
-                own = chat.raw_prompt(member, prompt, heal)
+                own = chat.raw_prompt(member, prompt, settings.heal)
             prompts.append(own)
-        stops = tuple(stop)
         if messages is not None and any(member.chat_template is None for member in self.members):
-            stops += (chat.PLAIN_STOP,)
-        return Generation(self, prompts, Limits(max_tokens, stops), notes)
+            settings = settings.model_copy(update={"stop": [*settings.stop, chat.PLAIN_STOP]})
+        return Generation(self, prompts, settings, top_logprobs, notes)
+
+    def _check(self, settings: TextConfig) -> None:
+        """Refuse what means nothing in this ensemble. Raises ConfigError."""
+        if settings.temperature == 0:
+            plain = TextConfig()
+            for key in ("top_k", "top_p", "min_p", "single_voice"):
+                if getattr(settings, key) != getattr(plain, key):
+                    raise ConfigError(f"{key} is for drawing: give a temperature above 0 as well.")
+        if settings.single_voice:
+            shaped = (settings.top_k, settings.top_p, settings.min_p) != (None, 1.0, 0.0) or tilt_of(settings)
+            if settings.temperature != 1 or shaped or not self.unit.tilts or self.rule != "linear" or self.policy:
+                raise ConfigError(
+                    "single_voice draws as the whole ensemble would only in voting on pieces, under the linear rule, at"
+                    " temperature 1, with no cut, penalty, bias or threshold: leave it out, or those."
+                )
+        if settings.min_tokens and settings.max_tokens is not None and settings.min_tokens > settings.max_tokens:
+            raise ConfigError(
+                f"min_tokens is {settings.min_tokens} and max_tokens {settings.max_tokens}: lower the first."
+            )
+        if self.unit.tilts:
+            for piece in settings.logit_bias:
+                if self.unit.choice_of(piece.encode()) is None:
+                    raise ConfigError(f"logit_bias: no member has a token that is exactly {piece!r}.")
+        elif settings.logit_bias:
+            for piece in settings.logit_bias:
+                if not any(piece.encode() in member.vocabulary.canonical for member in self.members):
+                    raise ConfigError(f"logit_bias: no member has a token that is exactly {piece!r}.")
 
     def score(
         self, prompt: str | bytes, continuation: str | bytes, progress: Callable[[int], None] = lambda n_bytes: None
@@ -246,7 +280,12 @@ class Generation(Iterator[Step]):
     """A text being written: iterate over its steps, or call `run()` to get it whole."""
 
     def __init__(
-        self, ensemble: Ensemble, prompts: Sequence[MemberPrompt], limits: Limits, notes: Sequence[str]
+        self,
+        ensemble: Ensemble,
+        prompts: Sequence[MemberPrompt],
+        settings: TextConfig,
+        n_top: int,
+        notes: Sequence[str],
     ) -> None:
         n = len(prompts)
         self.notes = notes
@@ -267,19 +306,23 @@ class Generation(Iterator[Step]):
         stats, drafter = self.stats, ensemble._drafting()
 
         def begin(voters: Sequence[Voter]) -> Writing:  # holds no reference to the generation, which may be given up
+            unit = ensemble.unit
             return Writing(
-                ensemble.unit,
+                unit,
                 voters,
                 ensemble._pool_voters,
-                likeliest,
-                limits,
+                settings,
                 stats,
-                drafter,
-                ensemble.policy,
-                ensemble._gate_weight,
+                sampler=Sampler(settings, unit.end, tilt if unit.tilts else None, unit.choice_of),
+                weights=ensemble.weights,
+                n_top=n_top,
+                drafter=drafter,
+                policy=ensemble.policy,
+                gate_weight=ensemble._gate_weight,
             )
 
-        self._of = Text(prompts, begin)
+        tilt = tilt_of(settings)
+        self._of = Text(prompts, begin, None if ensemble.unit.tilts else tilt)
         self._joined = False
 
     def __next__(self) -> Step:
@@ -317,11 +360,6 @@ class Generation(Iterator[Step]):
     def __del__(self) -> None:
         if hasattr(self, "_of"):
             self.close()
-
-
-def likeliest(pooled: Pooled) -> tuple[int, float]:
-    """Greedy: the likeliest choice and its probability."""
-    return pooled.best()
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

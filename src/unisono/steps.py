@@ -38,6 +38,8 @@ class Step:
     """What can be shown now: whole characters, nothing that may turn out to be a stop string."""
     finish: Finish | None = None
     """Set on the last step."""
+    top: tuple[tuple[bytes, float], ...] = ()
+    """The likeliest choices and the natural logs of their pooled probabilities, as many as were asked for."""
 
 
 @dataclass
@@ -81,15 +83,6 @@ class Stats:
         """Time outside the members' forwards as a share of the time inside them, over all steps but the first."""
         inside = sum(self.forward_s) - self.first_forward_s
         return (self.wall_s - self.first_s) / inside - 1 if inside > 0 else float("nan")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What ends a text besides the ensemble."""
-
-    max_tokens: int | None
-    """How many tokens to write at most, counted as Stats.n_tokens; None: until a context is full."""
-    stop: Sequence[str] = ()
 
 
 def logprob(probability: float) -> float:

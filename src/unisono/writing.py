@@ -11,10 +11,15 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from unisono.arrays import Weights
+from unisono.choosing import Sampler
+from unisono.config import TextConfig
 from unisono.drafting import Drafter
 from unisono.policy import Threshold
 from unisono.reading import Reader
-from unisono.steps import Finish, Limits, MemberVote, Stats, Step, logprob
+from unisono.steps import Finish, MemberVote, Stats, Step, logprob
 from unisono.text import TextStream
 from unisono.voting.base import Opinion, Pooled, Unit, Voter
 
@@ -28,6 +33,8 @@ class Choice(NamedTuple):
     """Empty where not all have voted."""
     heard_by: int | None = None
     """A member that has heard the choice already."""
+    pooled: Pooled | None = None
+    """What it was chosen from."""
 
 
 class _NoRoom(Exception):
@@ -42,21 +49,27 @@ class Writing:
         unit: Unit,
         voters: Sequence[Voter],
         pool: Callable[[Sequence[Voter]], Pooled],
-        choose: Callable[[Pooled], tuple[int, float]],
-        limits: Limits,
+        settings: TextConfig,
         stats: Stats,
+        *,
+        sampler: Sampler,
+        weights: Weights,
+        n_top: int = 0,
         drafter: tuple[int, float] | None = None,
         policy: Threshold | None = None,
         gate_weight: float = 0.0,
     ) -> None:
-        self.unit, self.voters, self.pool, self.choose = unit, voters, pool, choose
-        self.limits, self.stats = limits, stats
+        """`pool` takes all of the voters, or one alone; `n_top` is how many alternatives a step tells."""
+        self.unit, self.voters, self.pool, self.settings, self.stats = unit, voters, pool, settings, stats
+        self.sampler, self._weights, self._n_top = sampler, weights, n_top
         self.readers = [Reader(number, voter) for number, voter in enumerate(voters)]
         self.drafter = None if drafter is None else Drafter(self.readers[drafter[0]], drafter[1])
         self.policy = policy
         """None: all vote at every step."""
         self._gate_weight = gate_weight
         """What the gate's probability counts for where it alone may decide; 0 where it never may."""
+        self._alone = False
+        """The gate is drawing a token by itself."""
         self._decided: deque[int] = deque()
         """The gate's choices for the token that it was sure of, those still to be written."""
         self.waits: list[Reader | Drafter] = []
@@ -75,7 +88,7 @@ class Writing:
 
     def steps(self) -> Iterator[Step | None]:
         """A step for each choice until the text is over; None where `waits` have to read first."""
-        stream = TextStream(self.limits.stop)
+        stream = TextStream(self.settings.stop, self.settings.include_stop)
         stats = self.stats
         while True:
             try:
@@ -96,7 +109,7 @@ class Writing:
                         reader.hear(chosen.choice)
                 counted = self.voters if self.policy is None else [self.voters[self.policy.gate]]
                 stats.n_tokens = self.unit.n_tokens(counted, stats.n_steps)
-                enough = self.limits.max_tokens is not None and stats.n_tokens >= self.limits.max_tokens
+                enough = self.settings.max_tokens is not None and stats.n_tokens >= self.settings.max_tokens
                 if stream.stopped:
                     finish = "stop"
                 elif self._decided:
@@ -106,7 +119,7 @@ class Writing:
             if finish:
                 text += stream.finish()
             thoughts = tuple(self._thought(opinion) for opinion in chosen.opinions)
-            step = Step(piece, logprob(chosen.prob), thoughts, text, finish)
+            step = Step(piece, logprob(chosen.prob), thoughts, text, finish, self._top(chosen.pooled))
             if stats.n_steps == 1:
                 self.stop_clock()
                 stats.first_s, stats.first_forward_s = stats.wall_s, sum(stats.forward_s)
@@ -118,12 +131,27 @@ class Writing:
     def _choose(self) -> Generator[None, None, Choice]:
         if self.policy is not None and (alone := (yield from self._ask_gate(self.policy))) is not None:
             return alone
+        if self.settings.single_voice:
+            return (yield from self._ask_one(self.readers[self.sampler.member(self._weights.tolist())]))
         yield from self._look_ahead()
         yield from self._settle(self.readers)
-        pooled = self.pool(self.voters)
-        choice, prob = self.choose(pooled)
         self.stats.n_votes += 1
-        return Choice(choice, prob, pooled.opinions(choice))
+        return self._chosen(self.voters)
+
+    def _ask_one(self, reader: Reader) -> Generator[None, None, Choice]:
+        """One member's choice."""
+        yield from self._settle([reader])
+        return self._chosen([reader.voter])
+
+    def _chosen(self, voters: Sequence[Voter]) -> Choice:
+        pooled = self.pool(voters)
+        choice, prob = self.sampler.choose(pooled, self._may_end)
+        opinions = pooled.opinions(choice) if len(voters) == len(self.voters) else ()
+        return Choice(choice, prob, opinions, pooled=pooled)
+
+    @property
+    def _may_end(self) -> bool:
+        return not self.settings.ignore_end and self.stats.n_tokens >= self.settings.min_tokens
 
     def _ask_gate(self, policy: Threshold) -> Generator[None, None, Choice | None]:
         """The gate's choice where it needs nobody else."""
@@ -131,7 +159,10 @@ class Writing:
         if self._decided:
             return Choice(self._decided.popleft(), 1.0, heard_by=gate.number)
         yield from self._settle([gate])
-        if (token := gate.voter.sure(policy.threshold)) is not None:
+        if not self.sampler.is_plain:
+            return (yield from self._gate_draws(policy, gate))
+        token = gate.voter.sure(policy.threshold)
+        if token is not None and (self._may_end or token.choices[0] != self.unit.end):
             first, *rest = token.choices
             if first != self.unit.end:
                 gate.voter.adopt(token)
@@ -139,9 +170,15 @@ class Writing:
             return Choice(first, token.prob, heard_by=gate.number)
         if policy.skip and self._gate_weight > 0.5:
             choice, prob = self.unit.alone(gate.voter)
-            if self._gate_weight * prob > 0.5 * (1 + 1e-6):
+            if self._gate_weight * prob > 0.5 * (1 + 1e-6) and (self._may_end or choice != self.unit.end):
                 return Choice(choice, prob)
         return None
+
+    def _gate_draws(self, policy: Threshold, gate: Reader) -> Generator[None, None, Choice | None]:
+        """Where choices are drawn or penalised, a gate that is sure votes alone until its token is whole."""
+        if gate.voter.at_boundary:
+            self._alone = gate.voter.sure(policy.threshold) is not None
+        return (yield from self._ask_one(gate)) if self._alone else None
 
     def _look_ahead(self) -> Iterator[None]:
         """Where another than the drafter has to read, let that draft first."""
@@ -168,6 +205,15 @@ class Writing:
                     self.waits = []
                     raise _NoRoom
             yield None
+
+    def _top(self, pooled: Pooled | None) -> tuple[tuple[bytes, float], ...]:
+        if not self._n_top or pooled is None:
+            return ()
+        probs = pooled.probs
+        n = min(self._n_top, len(probs))
+        likeliest = np.argpartition(-probs, n - 1)[:n]
+        order = sorted(likeliest.tolist(), key=lambda choice: (-probs[choice], choice))
+        return tuple((self.unit.spelled(choice), logprob(float(probs[choice]))) for choice in order)
 
     def _thought(self, opinion: Opinion) -> MemberVote:
         favourite = self.unit.spelled(opinion.favourite)

@@ -84,6 +84,59 @@ def run(
             " that a prompt may end inside a word.",
         ),
     ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", help="0 takes the likeliest (the default); above, choices are drawn.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw among so many likeliest choices only.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="P", help="Draw among the fewest choices that reach this probability.")
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(metavar="P", help="Draw among choices with this share of the best's probability."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed draws the same text.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(metavar="R", help="Above 1: makes tokens that have been written less likely.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(metavar="X", help="Taken from the log-probability of tokens that have been written.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(metavar="X", help="The same, for each time they have been.")
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT=X", help="Add to the log-probability of the token that is this text; repeatable."),
+    ] = None,
+    single_voice: Annotated[
+        bool | None,
+        typer.Option("--single-voice", help="With --vote pieces --temperature 1: one member, drawn anew, a token."),
+    ] = None,
+    min_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens to write before the text may end by itself.")
+    ] = None,
+    ignore_end: Annotated[bool | None, typer.Option("--ignore-end", help="Never let the text end by itself.")] = None,
+    include_stop: Annotated[
+        bool | None, typer.Option("--include-stop", help="Keep the string that ended the text.")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P", help="Threshold mode: where the gate is surer than this, nobody else is asked; 0.5, say."
+        ),
+    ] = None,
+    gate: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --threshold: the member that goes on alone (the first).")
+    ] = None,
+    skip: Annotated[
+        bool | None,
+        typer.Option("--skip/--no-skip", help="With --threshold: ask nobody where nobody could outvote the gate."),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Look ahead: this member (or auto) drafts, the others read drafts at once."),
+    ] = None,
     show_votes: Annotated[
         bool, typer.Option("--show-votes", help="Print every word and the members' favourites, then the text.")
     ] = False,
@@ -121,6 +174,23 @@ def run(
         rule=rule,
         epsilon=epsilon,
         heal=heal,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=biases(logit_bias) if logit_bias else None,
+        single_voice=single_voice,
+        min_tokens=min_tokens,
+        ignore_end=ignore_end,
+        include_stop=include_stop,
+        threshold=threshold,
+        gate=gate,
+        skip=skip,
+        drafter=drafter,
     )
     if system is not None and not wanted.chat:
         raise ConfigError("--system is for a conversation: give --chat as well.")
@@ -173,6 +243,27 @@ def _check_bytes(config: Config, epsilon: float | None, heal: bool | None) -> No
         raise ConfigError(f"{option} is for voting on bytes: leave it out, or give --vote bytes.")
     if config.chat and heal:
         raise ConfigError("--heal is for a plain prompt, and a conversation's ends where it should: leave it out.")
+
+
+def biases(given: Sequence[str]) -> dict[str, float]:
+    """TEXT=X, each.
+
+    >>> biases([" the=-2", "a=b=1.5"])
+    {' the': -2.0, 'a=b': 1.5}
+
+    Raises:
+        ConfigError: one has no number.
+    """
+    out = {}
+    for each in given:
+        piece, sign, number = each.rpartition("=")
+        try:
+            out[piece] = float(number)
+        except ValueError:
+            sign = ""
+        if not sign or not piece:
+            raise ConfigError(f"--logit-bias {each!r}: write TEXT=X with a number, ' the=-2', say.")
+    return out
 
 
 def votes_unit(config: Config, show_votes: bool, votes_by: str | None) -> By | None:
@@ -230,10 +321,10 @@ def _decoded(data: bytes, where: str) -> str:
 def begin(ensemble: Ensemble, config: Config, prompt: str, system: str | None) -> Generation:
     """The generation that the configuration asks for; nothing is written yet. Raises PromptError."""
     if not config.chat:
-        return ensemble.generate(prompt, max_tokens=config.max_tokens, stop=config.stop, heal=config.heal)
+        return ensemble.generate(prompt, settings=config)
     messages = [{"role": "system", "content": system}] if system is not None else []
     messages.append({"role": "user", "content": prompt})
-    return ensemble.generate(messages=messages, max_tokens=config.max_tokens, stop=config.stop)
+    return ensemble.generate(messages=messages, settings=config)
 
 
 def origin(ensemble: Ensemble, config: Config, prompt: str, system: str | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from unisono.arrays import FloatArray, Logits, Probs, Weights
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule
+from unisono.sampling import Tilt
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class Voter(Protocol):
     def read(self, logits: Sequence[Logits]) -> None:
         """Take what those forwards returned, in the order of `pending`. Raises BadLogits."""
 
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the member is not inside one of its tokens, as far as it can tell."""
+
     def sure(self, threshold: float) -> Sure | None:
         """The member's own next token, where that is likelier than the threshold and can be taken by itself."""
 
@@ -125,6 +130,8 @@ class Unit(Protocol):
     members: Sequence[Member]
     end: int
     """The choice that ends the text."""
+    tilts: bool
+    """Whether penalties and biases are for its choices, and not for each member's tokens."""
 
     def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> Pooled:
         """The votes of all, over what can be chosen at all, pooled.
@@ -145,9 +152,21 @@ class Unit(Protocol):
     def n_contexts(self) -> int:
         """How many contexts of a member one text may need."""
 
-    def voter(self, member: int, prompt: MemberPrompt, held: Sequence[tuple[int, Sequence[int]]] = ()) -> Voter:
+    def choice_of(self, piece: bytes) -> int | None:
+        """The choice that is exactly this piece; None where there is none."""
+
+    def voter(
+        self,
+        member: int,
+        prompt: MemberPrompt,
+        held: Sequence[tuple[int, Sequence[int]]] = (),
+        tilt: Tilt | None = None,
+    ) -> Voter:
         """A voter that holds the prompt. `held` are contexts of the member and what they have read: what a prompt has
-        in common with one of them is not read again. Raises CacheFull."""
+        in common with one of them is not read again. `tilt` changes the votes where choices are no pieces.
+
+        Raises CacheFull.
+        """
 
 
 def begin_context(

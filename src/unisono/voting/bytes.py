@@ -12,8 +12,10 @@ al., arXiv 2412.03719.) A member is asked for a forward only where the open byte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ from unisono.arrays import BoolArray, FloatArray, IntArray, Logits, Probs, Votes
 from unisono.errors import BadLogits, NoCommonChoice
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule
-from unisono.sampling import greedy
+from unisono.sampling import Tilt, greedy
 from unisono.text import END_OF_TEXT, Utf8, split_characters
 from unisono.vocabulary import Kind, Vocabulary
 from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
@@ -77,8 +79,19 @@ class ByteVoting:
     def n_contexts(self) -> int:
         return self.max_branches
 
-    def voter(self, member: int, prompt: MemberPrompt, held: Sequence[tuple[int, Sequence[int]]] = ()) -> ByteVoter:
-        return ByteVoter(self, member, prompt, held)
+    tilts = False
+
+    def choice_of(self, piece: bytes) -> int | None:
+        return piece[0] if len(piece) == 1 else None
+
+    def voter(
+        self,
+        member: int,
+        prompt: MemberPrompt,
+        held: Sequence[tuple[int, Sequence[int]]] = (),
+        tilt: Tilt | None = None,
+    ) -> ByteVoter:
+        return ByteVoter(self, member, prompt, held, tilt)
 
     def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> PooledBytes:
         votes = self.ballot(voters)
@@ -96,6 +109,8 @@ class ByteVoting:
             if isinstance(voter, ByteVoter)
             for mask in voter.masks(vote)
         }
+        if len(voters) < len(self.members):
+            votes *= self._readable
         for mask in masks.values():  # for text between two characters, the same object with every member
             votes *= mask
         totals = votes.sum(axis=1, keepdims=True)
@@ -188,6 +203,38 @@ class SortedRow:
             raise FloatingPointError("no finite logits")
         return row
 
+    @cached_property
+    def _place(self) -> IntArray:
+        """int64[n_ids]: where in the order an id stands; -1 for those that are no text."""
+        out = np.full(self.vocabulary.n_ids, -1, dtype=np.int64)
+        out[self._order] = np.arange(len(self._order))
+        return out
+
+    def places(self, biases: Mapping[bytes, float]) -> dict[int, float]:
+        """The biases by where in the order the tokens stand that have these pieces."""
+        known = self.vocabulary.canonical
+        return {int(self._place[known[piece]]): bias for piece, bias in biases.items() if piece in known}
+
+    def tilted(self, row: Row, tilt: Tilt, written: Mapping[int, int], biased: Mapping[int, float]) -> Row:
+        """The row after penalties for the ids written so often, and biases.
+
+        Raises:
+            FloatingPointError: nothing is left.
+        """
+        counts = {int(self._place[i]): n for i, n in written.items() if self._place[i] >= 0}
+        changed = sorted({*counts, *biased})
+        masses = row.masses.copy()
+        probs = masses[changed].astype(np.float64) / row.total
+        at = {place: k for k, place in enumerate(changed)}
+        new = row.total * tilt.tilted(
+            probs, {at[place]: n for place, n in counts.items()}, {at[place]: b for place, b in biased.items()}
+        )
+        masses[changed] = new
+        total = row.total + float((masses[changed].astype(np.float64) - row.masses[changed]).sum())
+        if not 0 < total < np.inf:
+            raise FloatingPointError("penalties have left nothing")
+        return Row(masses, row.end, total)
+
     def _exp(self, logits: FloatArray, ends: FloatArray, top: float | np.floating[Any]) -> Row:
         masses: FloatArray = np.empty(len(self._order), dtype=logits.dtype)
         logits.take(self._order, out=masses, mode="clip")  # in this mode straight into `out`
@@ -271,12 +318,19 @@ class ByteVoter:
     """One member's votes: its branches, and a forward where one of their tokens is whole."""
 
     def __init__(
-        self, unit: ByteVoting, number: int, prompt: MemberPrompt, held: Sequence[tuple[int, Sequence[int]]] = ()
+        self,
+        unit: ByteVoting,
+        number: int,
+        prompt: MemberPrompt,
+        held: Sequence[tuple[int, Sequence[int]]] = (),
+        tilt: Tilt | None = None,
     ) -> None:
         self.member = unit.members[number]
         self._unit, self._number, self._row = unit, number, unit.sorted[number]
         self._vocabulary = self.member.vocabulary
         self._prompt = prompt
+        self._tilt = tilt
+        self._biased = {} if tilt is None else self._row.places(tilt.biases)
         self._text = bytearray(prompt.tail)
         self._utf8 = Utf8(prompt.tail) if unit.utf8 else None
         self._missing = frozenset(self._vocabulary.missing_bytes)
@@ -393,6 +447,10 @@ class ByteVoter:
         if not settled:
             self._keep([*(b for b in self._branches if b not in waiting), *after])
 
+    @property
+    def at_boundary(self) -> bool:
+        return not max(self._branches, key=self._share).prefix
+
     def sure(self, threshold: float) -> Sure | None:
         best = max(self._branches, key=self._share)
         if best.prefix or best.row is None or self._captive or (self._utf8 and not self._utf8.allowed[END_OF_TEXT]):
@@ -506,6 +564,9 @@ class ByteVoter:
     def _take(self, branch: Branch, row: FloatArray) -> None:
         try:
             branch.row = self._row.read(row)
+            if self._tilt is not None:
+                written = Counter(branch.line.ids[len(self._prompt.ids) : branch.n])
+                branch.row = self._row.tilted(branch.row, self._tilt, written, self._biased)
         except FloatingPointError as exc:
             raise BadLogits(self.member.name) from exc
 

@@ -15,7 +15,7 @@ from unisono.arrays import FloatArray, Logits, Probs, Weights
 from unisono.errors import BadLogits
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule, linear
-from unisono.sampling import greedy
+from unisono.sampling import Tilt, greedy
 from unisono.union import END, Shares, UnionVocabulary
 from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context
 
@@ -47,7 +47,22 @@ class PieceVoting:
 
     n_contexts = 1
 
-    def voter(self, member: int, prompt: MemberPrompt, held: Sequence[tuple[int, Sequence[int]]] = ()) -> PieceVoter:
+    tilts = True
+
+    @cached_property
+    def _choices(self) -> dict[bytes, int]:
+        return {piece: choice for choice, piece in enumerate(self.union.pieces)}
+
+    def choice_of(self, piece: bytes) -> int | None:
+        return self._choices.get(piece) if piece else None
+
+    def voter(
+        self,
+        member: int,
+        prompt: MemberPrompt,
+        held: Sequence[tuple[int, Sequence[int]]] = (),
+        tilt: Tilt | None = None,
+    ) -> PieceVoter:
         return PieceVoter(self.union, member, self._spellers[member], prompt, held)
 
 
@@ -165,6 +180,7 @@ class PieceVoter:
 
     heaviest_pending = 0
     can_hear = True
+    at_boundary = True
 
     def ahead(self, coming: Sequence[int], most: int, *, whole: bool) -> list[list[int]]:
         ids: list[int] = []
