@@ -97,6 +97,7 @@ class Writing:
                 yield Step(b"", 0.0, (), stream.finish(), "length")
                 return
             piece = self.unit.spelled(chosen.choice)
+            top = self._top(chosen.pooled)  # before the voters go on
             stats.n_steps += 1
             stats.n_bytes += len(piece)
             text = stream.add(piece)
@@ -119,7 +120,7 @@ class Writing:
             if finish:
                 text += stream.finish()
             thoughts = tuple(self._thought(opinion) for opinion in chosen.opinions)
-            step = Step(piece, logprob(chosen.prob), thoughts, text, finish, self._top(chosen.pooled))
+            step = Step(piece, logprob(chosen.prob), thoughts, text, finish, top)
             if stats.n_steps == 1:
                 self.stop_clock()
                 stats.first_s, stats.first_forward_s = stats.wall_s, sum(stats.forward_s)
