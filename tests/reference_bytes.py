@@ -146,7 +146,10 @@ def ballot(twins: Sequence[Twin], text: bytes, tail: bytes = b"", utf8: bool = T
 
 
 def pooled(votes: Sequence[ByteVote], weights: Sequence[float]) -> dict[int, float]:
-    """Weighted mean of the probabilities; empty if nobody wants anything that can be chosen."""
+    """Weighted mean of the probabilities of those who have a say; empty if nobody has."""
+    speaking = [vote for vote in votes if vote]
+    mean = {c: math.fsum(v.get(c, 0.0) for v in speaking) / len(speaking) for v in speaking for c in v}
+    votes = [vote or mean for vote in votes]
     choices = sorted({choice for vote in votes for choice in vote})
     return {c: math.fsum(w * vote.get(c, 0.0) for w, vote in zip(weights, votes, strict=True)) for c in choices}
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from strategies import ALPHABET, PROMPT, members, texts, vocabularies, weights
 from unisono.arrays import BoolArray, FloatArray
 from unisono.chat import raw_prompt
 from unisono.ensemble import Ensemble, Generation
-from unisono.errors import BadLogits, NoCommonChoice
+from unisono.errors import BadLogits, CacheFull, NoCommonChoice
 from unisono.members.fake import TableMember
 from unisono.text import END_OF_TEXT
 from unisono.vocabulary import Kind, Vocabulary
@@ -633,3 +634,57 @@ def test_a_row_that_leaves_only_control_tokens_is_none() -> None:
     logits[10] = 0
     with pytest.raises(FloatingPointError):
         SortedRow(V).read(logits)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("gap", [80, 89, 95, 700, 740, 800])
+def test_what_is_next_to_impossible_may_be_chosen_all_the_same(dtype: type, gap: float) -> None:
+    v = Vocabulary.build([b"aab", b"x", b"aaab"])
+    logits: FloatArray = np.array([-gap, 0, -gap - 0.1]).astype(dtype)
+    one = TableMember("one", v, lambda ids: logits.copy())
+    two = TableMember("two", Vocabulary.build([b"a", b"b", b"x"]), lambda ids: np.array([5, 4.9, -80], dtype=dtype))
+    ensemble = Ensemble([one, two], [1, 3])
+    assert not np.isnan(ensemble.score("x", "aab").pooled).any()
+    text = ensemble.generate("x", max_tokens=3, heal=False).run()
+    assert set(text) <= set("abx")
+
+
+def test_without_epsilon_many_more_branches_are_kept() -> None:
+    v = Vocabulary.build([*(b"a" * n for n in range(1, 25)), b"b"])
+    member = TableMember.random("m", v, spread=0.1)
+    unit = exact([member])
+    found = Ensemble([member], epsilon=0).score("b", "a" * 6 + "b").logprob
+    voter = unit.voter(0, MemberPrompt([24]))
+    true = 0.0
+    for byte in b"a" * 6 + b"b":
+        settle(voter)
+        true += math.log(unit.ballot([voter])[0][byte])
+        voter.hear(byte)
+    assert found == pytest.approx(true, abs=1e-12)
+
+
+def test_a_fork_that_finds_no_context_leaves_none_open() -> None:
+    v = Vocabulary.build([b"a", b"a"])
+    for n_contexts in range(1, 9):
+        member = TableMember("m", v, lambda ids: np.zeros(2), n_contexts=n_contexts)
+        with contextlib.suppress(CacheFull):
+            Ensemble([member]).generate("a", heal=False, max_tokens=6).run()
+        assert not member._contexts
+
+
+def test_healing_keeps_other_ids_of_the_prompts_last_piece_where_its_own_is_impossible() -> None:
+    v = Vocabulary.build([b"a", b"a", b"b", b"ab"])
+    member = constant(v, {1: 0.5, 2: 0.25, 3: 0.25})
+    voter = exact([member]).voter(0, MemberPrompt([2, 0], heal=True))
+    settle(voter)
+    # b"a" as id 1 (0.5), then anything; or inside b"ab" (0.25), then b
+    np.testing.assert_allclose(voter.vote()[[97, 98]], [(0.5 * 0.75) / 0.75, (0.5 * 0.25 + 0.25) / 0.75])
+
+
+@pytest.mark.parametrize("rule", ["linear", "log-linear"])
+def test_a_member_without_a_say_neither_adds_nor_vetoes(rule: str) -> None:
+    one = constant(Vocabulary.build([b"a", b"b", b"</s>"], {2: Kind.END}), {0: 0.75, 1: 0.25}, "one")
+    two = constant(Vocabulary.build([b"b", b"c", b"a"]), {1: 1.0}, "two")
+    step = next(Ensemble([one, two], rule=rule).generate("a", heal=False))
+    assert step.piece == b"a"
+    assert math.exp(step.logprob) == pytest.approx(0.75)

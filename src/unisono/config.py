@@ -96,7 +96,8 @@ class Config(TextConfig):
     vote: Literal["bytes", "pieces"] = "bytes"
     """Unit of voting: bytes, exact across tokenizers, or pieces, GaC as published."""
     epsilon: float = Field(default=0.01, ge=0, lt=1)
-    """In voting on bytes, the share below which one of a member's branches is dropped; 0 is exact and slow."""
+    """In voting on bytes, the share below which one of a member's branches is dropped; 0 is exact (up to
+    64 branches) and slow."""
     utf8: bool = True
     """In voting on bytes, mask what cannot go on with valid UTF-8."""
     rule: str = "linear"

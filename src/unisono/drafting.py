@@ -34,7 +34,7 @@ def best_length(accepted: float, cost: float) -> int:
     drafter's forwards and one of the others with k more tokens.
 
     >>> [best_length(p, 0.2) for p in (0.1, 0.6, 0.8, 0.95)]
-    [0, 2, 3, 6]
+    [0, 1, 2, 5]
     """
     found, rate = 0, 1 / (1 + cost)
     written = 1.0

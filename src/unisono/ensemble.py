@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +22,7 @@ from unisono.score import Score, score_bytes
 from unisono.steps import Finish, Stats, Step
 from unisono.text import split_characters
 from unisono.voting.base import MemberPrompt, Pooled, Unit, Voter
-from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting
+from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting, filled
 from unisono.voting.pieces import PieceVoting
 from unisono.writing import Writing
 
@@ -46,6 +46,7 @@ class Ensemble:
         threshold: float | None = None,
         gate: str | None = None,
         skip: bool = True,
+        settings: TextConfig | None = None,
     ) -> None:
         """From members that are already open; `load` opens them from specs.
 
@@ -76,6 +77,8 @@ class Ensemble:
             None if threshold is None else Threshold(0 if gate is None else self.names.index(gate), threshold, skip)
         )
         """When all vote; None: at every step."""
+        self.settings = TextConfig() if settings is None else settings
+        """How texts are written where `generate` is told nothing else."""
         self._drafter = drafter
         if drafter is not None and drafter not in ("auto", *self.names):
             raise UnknownName("member to draft", drafter, ("auto", *self.names))
@@ -107,7 +110,7 @@ class Ensemble:
         return self.unit.pool(voters, RULES[self.rule], weights)
 
     def _pool(self, votes: Votes) -> Probs:
-        return RULES[self.rule](votes, self.weights)
+        return RULES[self.rule](filled(votes), self.weights)
 
     @classmethod
     def load(
@@ -150,6 +153,7 @@ class Ensemble:
                 threshold=config.threshold,
                 gate=config.gate,
                 skip=config.skip,
+                settings=config,
             )
         except BaseException:
             for open_one in opened:
@@ -172,7 +176,8 @@ class Ensemble:
             prompt: Plain text to go on from.
             messages: Instead of a prompt: a conversation, which each member gets through its own chat template.
             top_logprobs: How many of the likeliest choices every step tells, with their log-probabilities.
-            settings: How the text is written: max_tokens, stop, temperature and all else in `TextConfig`.
+            settings: How the text is written: max_tokens, stop, temperature and all else in `TextConfig`; None: as the
+                ensemble's configuration says.
             given: The same by name; these win.
 
         Raises:
@@ -182,13 +187,16 @@ class Ensemble:
         """
         if (prompt is None) == (messages is None):
             raise TypeError("give a prompt or messages, and not both")
-        base = {} if settings is None else {key: getattr(settings, key) for key in TextConfig.model_fields}
+        like = self.settings if settings is None else settings
+        base = {key: getattr(like, key) for key in TextConfig.model_fields}
         if "stop" in given:
             given["stop"] = list(given["stop"])
         settings = checked(TextConfig, {**base, **given}, "the settings of a text")
         self._check(settings)
         notes: list[str] = []
         prompts: list[MemberPrompt] = []
+        if messages is not None and (isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages)):
+            raise PromptError("messages are a list of mappings, each with a role and a content.")
         for member in self.members:
             if messages is not None:
                 own, said = chat.chat_prompt(member, messages)
@@ -208,6 +216,12 @@ class Ensemble:
             for key in ("top_k", "top_p", "min_p", "single_voice"):
                 if getattr(settings, key) != getattr(plain, key):
                     raise ConfigError(f"{key} is for drawing: give a temperature above 0 as well.")
+        for key, given in (("stop", settings.stop), ("logit_bias", settings.logit_bias)):
+            for text in given:
+                try:
+                    text.encode()
+                except UnicodeEncodeError as exc:
+                    raise ConfigError(f"{key}: {text!r} is no valid Unicode text.") from exc
         if settings.single_voice:
             shaped = (settings.top_k, settings.top_p, settings.min_p) != (None, 1.0, 0.0) or tilt_of(settings)
             if settings.temperature != 1 or shaped or not self.unit.tilts or self.rule != "linear" or self.policy:

@@ -159,6 +159,8 @@ class Writing:
         gate = self.readers[policy.gate]
         if self._decided:
             return Choice(self._decided.popleft(), 1.0, heard_by=gate.number)
+        if any(voter.captive for voter in self.voters):  # not everything can follow, and they have to be asked what
+            return None
         yield from self._settle([gate])
         if not self.sampler.is_plain:
             return (yield from self._gate_draws(policy, gate))

@@ -73,6 +73,10 @@ class Voter(Protocol):
         """Take what those forwards returned, in the order of `pending`. Raises BadLogits."""
 
     @property
+    def captive(self) -> bool:
+        """Whether it is inside a piece that it has to go on with, since it holds a byte that it cannot write else."""
+
+    @property
     def at_boundary(self) -> bool:
         """Whether the member is not inside one of its tokens, as far as it can tell."""
 

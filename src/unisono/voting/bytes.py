@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono.arrays import BoolArray, FloatArray, IntArray, Logits, Probs, Votes, Weights
-from unisono.errors import BadLogits, NoCommonChoice
+from unisono.errors import BadLogits, ConfigError, NoCommonChoice
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule
 from unisono.sampling import Tilt, greedy
@@ -31,6 +31,12 @@ from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_contex
 
 N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
+
+SMALLEST = 1e-290
+"""A mass below this is none: its inverse is still a number."""
+
+MOST_BRANCHES = 16
+"""How many branches a member keeps at most, unless the user says otherwise; at epsilon 0, four times as many."""
 
 MOST_DORMANT = 64
 """How many dropped branches are remembered, the heaviest; twice as many until they are counted."""
@@ -47,8 +53,8 @@ class ByteVoting:
 
     Args:
         members: Who votes.
-        epsilon: Branches with a smaller share of a member's mass are dropped; 0 is exact, and grows without bound.
-        max_branches: How many branches a member keeps at most, the heaviest.
+        epsilon: Branches with a smaller share of a member's mass are dropped; 0 is exact as far as max_branches go.
+        max_branches: How many branches a member keeps at most, the heaviest; None is 16, and 64 at epsilon 0.
         utf8: Mask, before pooling, what cannot go on with valid UTF-8.
         canonical: Drop branches that the member's tokenizer would not write.
     """
@@ -60,11 +66,15 @@ class ByteVoting:
         members: Sequence[Member],
         *,
         epsilon: float = EPSILON,
-        max_branches: int = 16,
+        max_branches: int | None = None,
         utf8: bool = True,
         canonical: bool = False,
     ) -> None:
         self.members = members
+        if not 0 <= epsilon < 1:
+            raise ConfigError(f"epsilon is {epsilon}: give a share from 0 to below 1.")
+        if max_branches is None:
+            max_branches = MOST_BRANCHES if epsilon > 0 else 4 * MOST_BRANCHES
         self.epsilon, self.max_branches, self.utf8, self.canonical = epsilon, max_branches, utf8, canonical
         self.sorted = [SortedRow(m.vocabulary) for m in members]
         self._readable = np.ones(N_CHOICES, dtype=bool)
@@ -95,10 +105,11 @@ class ByteVoting:
 
     def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> PooledBytes:
         votes = self.ballot(voters)
-        return PooledBytes(votes, rule(votes, weights))
+        return PooledBytes(votes, rule(filled(votes), weights))
 
     def ballot(self, voters: Sequence[Voter]) -> Votes:
-        """float64[n_members, 257]: the vote of each, over what can be chosen at all.
+        """float64[n_members, 257]: the vote of each, over what can be chosen at all; all 0 for a member that wants only
+        what others cannot read.
 
         Raises NoCommonChoice if that is nothing.
         """
@@ -116,16 +127,19 @@ class ByteVoting:
         totals = votes.sum(axis=1, keepdims=True)
         if not totals.any():
             raise NoCommonChoice("No byte can follow that every member can read; leave out one of the members.")
-        totals[totals == 0] = 1  # a member that wants only what others cannot read has no say in this step
+        totals[totals == 0] = 1
         votes /= totals
         return votes
 
     def alone(self, voter: Voter) -> tuple[int, float]:
-        """What one member likes best of what all can read, and its probability."""
-        [vote] = self.ballot([voter])
-        vote = vote * self._readable
-        choice = greedy(vote)
-        return choice, float(vote[choice])
+        """What one member likes best, and at least what its probability is once what others cannot take is masked; 0
+        where that may be the choice itself."""
+        assert isinstance(voter, ByteVoter)
+        vote = voter.vote().copy()
+        for mask in voter.masks(vote):
+            vote *= mask
+        choice, total = greedy(vote), float(vote.sum())
+        return choice, float(vote[choice]) / total if total > 0 and self._readable[choice] else 0.0
 
     def all_can_read(self, choices: Sequence[int]) -> bool:
         """Whether every member has a token for each of these bytes."""
@@ -146,6 +160,21 @@ class ByteVoting:
             except ValueError:  # half a character: the tokenizer cannot say
                 self._usual[key] = True
         return self._usual[key]
+
+
+def filled(votes: Votes) -> Votes:
+    """The votes with the mean of the others in the place of those that are all 0: such a member has no say, and neither
+    adds nor vetoes anything.
+
+    >>> filled(np.array([[0.25, 0.75], [0.0, 0.0]])).tolist()
+    [[0.25, 0.75], [0.25, 0.75]]
+    """
+    silent = ~votes.any(axis=1)
+    if not silent.any():
+        return votes
+    out: Votes = votes.copy()
+    out[silent] = votes[~silent].mean(axis=0)
+    return out
 
 
 @dataclass(frozen=True)
@@ -283,7 +312,7 @@ class Branch:
     next_bytes: IntArray | None = None
     """int[k]: the bytes that can follow."""
     sums: FloatArray | None = None
-    """float[k]: the probability of the tokens behind each of those."""
+    """float64[k]: the probability of the tokens behind each of those."""
 
     @property
     def n_whole(self) -> int:
@@ -448,6 +477,10 @@ class ByteVoter:
             self._keep([*(b for b in self._branches if b not in waiting), *after])
 
     @property
+    def captive(self) -> bool:
+        return self._captive
+
+    @property
     def at_boundary(self) -> bool:
         return not max(self._branches, key=self._share).prefix
 
@@ -506,6 +539,7 @@ class ByteVoter:
                     vote[END_OF_TEXT] += branch.weight * branch.row.end / branch.row.total
             total = vote.sum()
             self._vote = vote / total if total > 0 else vote
+            self._vote[self._vote < SMALLEST] = 0
         return self._vote
 
     def hear(self, choice: int) -> None:
@@ -584,8 +618,11 @@ class ByteVoter:
                 family.append(child)
             elif weight > 0:
                 family.append(Branch(child.line, parent.n, weight, unread=[i], behind=child.behind))
-        if not child.weight > 0:  # so unlikely that it underflows: take the token as it is
-            child.weight = 1.0
+        if not child.weight > 0:
+            others = [b for b in family if b is not child and self._share(b) > 0]
+            if others:
+                return others
+            child.weight = 1.0  # so unlikely that it underflows: take the token as it is
             return [child]
         return family
 
@@ -612,10 +649,10 @@ class ByteVoter:
             bounds = children.bounds
             branch.next_bytes = children.next_bytes
             if len(children.next_bytes):
-                branch.sums = np.add.reduceat(masses[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0])
-                branch.sums /= total
+                sums = np.add.reduceat(masses[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0])
+                branch.sums = sums.astype(np.float64) / total  # weights may be beyond what single precision holds
             else:
-                branch.sums = masses[:0]
+                branch.sums = np.empty(0)
 
     def _share(self, branch: Branch) -> float:
         """The branch's part of the member's mass, up to a common factor."""
@@ -647,7 +684,7 @@ class ByteVoter:
         stays; if none has any share, take up a dropped one, or tokenise the text anew."""
         shares = [self._share(b) for b in survivors]
         total = sum(shares)
-        if not total > 0:
+        if not total > SMALLEST:
             self._retell()
             return
         kept = survivors
@@ -663,11 +700,12 @@ class ByteVoter:
             if not line.branches:
                 self.member.drop(line.context)
         self._log_scale += math.log(total)
+        self._branches = kept  # before any fork, which may fail
         for branch in kept:
             branch.weight /= total
+        for branch in kept:
             if branch.unread and branch.line.branches != [branch]:
                 self._give_line(branch)
-        self._branches = kept
         self._vote = None
         if self._is_barred():
             self._retell()

@@ -181,6 +181,7 @@ class PieceVoter:
     heaviest_pending = 0
     can_hear = True
     at_boundary = True
+    captive = False
 
     def ahead(self, coming: Sequence[int], most: int, *, whole: bool) -> list[list[int]]:
         ids: list[int] = []
