@@ -125,6 +125,34 @@ def test_shares_find_the_best_and_all_above_a_bound_wherever_the_logits_lie(
             assert shares.at_least(bound * share).tolist() == [u for u in own if of[u] >= np.float32(bound * share)]
 
 
+@given(several, st.integers(0, 1 << 20), st.integers(1, 12), st.integers(1, 4))
+def test_shares_find_the_largest_few(vocabularies: list[Vocabulary], seed: int, n: int, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(union_module, "BLOCK", block)
+        union = UnionVocabulary.build(vocabularies)
+        for m, v in enumerate(vocabularies):
+            logits = np.round(logits_for(v, seed + m) / 4)  # so that some are alike
+            logits[(logits < -1) & ~np.isin(np.arange(v.n_ids), v.canonical[b"a"])] = -np.inf
+            shares = Shares(union.projections[m])
+            shares.read(logits)
+            own = union.projections[m].own.tolist()
+            ranked = sorted((u for u in own if shares.share(u) > 0), key=lambda u: -shares.share(u))
+            assert shares.largest(n).tolist() == ranked[:n]
+
+
+@given(several)
+def test_every_id_has_the_union_id_of_its_piece(vocabularies: list[Vocabulary]) -> None:
+    union = UnionVocabulary.build(vocabularies)
+    pieces = list(union.pieces)
+    for m, v in enumerate(vocabularies):
+        for i, u in enumerate(union.projections[m].of_id.tolist()):
+            if v.kinds[i] == Kind.END:
+                assert u == END
+            else:
+                known = reference.is_text(v, i) and v.pieces[i] in pieces
+                assert u == (pieces.index(v.pieces[i]) if known else -1)
+
+
 @pytest.mark.parametrize("n", [255, 256, 257, 5000, 40000])
 def test_a_vote_of_a_large_vocabulary_is_the_softmax(n: int) -> None:
     """Long enough for stretches and their portions; some pieces shared, some masked."""

@@ -27,6 +27,9 @@ SHORTEST = 256
 PORTION = 1 << 15
 """How many shares are worked on at once: what stays in the processor's cache."""
 
+BLOCK = 256
+"""How many shares are looked at together for the largest."""
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -180,6 +183,15 @@ class Shares:
         portions = np.flatnonzero(self._tops >= share).tolist()
         found = [k * PORTION + np.flatnonzero(self.values[k * PORTION : (k + 1) * PORTION] >= share) for k in portions]
         return self._projection.own[np.concatenate(found)] if found else np.empty(0, dtype=np.int64)
+
+    def largest(self, n: int) -> IntArray:
+        """int64[n] or fewer: the union ids with the largest shares, falling, ties to the member's lowest id; without
+        those of no share."""
+        tops = np.maximum.reduceat(self.values, np.arange(0, len(self.values), BLOCK))
+        floor = np.partition(tops, -n)[-n] if n <= len(tops) else 0  # n shares or more are as large as this
+        places = np.flatnonzero((self.values >= floor) & (self.values > 0))
+        ranked = np.argsort(-self.values[places], kind="stable")
+        return self._projection.own[places[ranked[:n]]]
 
     def of(self, choices: IntArray | Sequence[int]) -> FloatArray:
         """float64[n]: the shares of these union ids; 0 for what the member does not have."""
