@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from unisono import registry
+from unisono.arrays import Probs, Votes, Weights
 from unisono.config import MemberConfig
-from unisono.errors import DemoNotInstalled, ModelFileError, UnknownName
+from unisono.ensemble import Ensemble
+from unisono.errors import DemoNotInstalled, MissingBackend, ModelFileError, PluginError, UnknownName
 from unisono.members.fake import TableMember
-from unisono.registry import BACKENDS, open_member, short_name, split_spec
+from unisono.pooling import RULES, linear
+from unisono.registry import BACKENDS, find_rule, open_member, short_name, split_spec
 from unisono.vocabulary import Vocabulary
 
 
@@ -111,3 +115,106 @@ def test_a_demo_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest
 )
 def test_a_member_is_called_by_the_end_of_its_spec(spec: str, name: str) -> None:
     assert short_name(spec) == name
+
+
+# Rules
+
+
+PLUGIN = """
+import numpy as np
+
+def median(votes, weights):
+    middle = np.median(votes, axis=0)
+    return middle / middle.sum()
+
+def nothing(votes, weights):
+    return [float("nan")] * votes.shape[1]
+
+def short(votes, weights):
+    return votes[0, :1]
+
+a_number = 3
+"""
+ENTRIES = """
+[unisono.rules]
+median = plug_of_rules:median
+linear = plug_of_rules:median
+nothing = plug_of_rules:nothing
+short = plug_of_rules:short
+number = plug_of_rules:a_number
+missing = plug_of_rules:no_such_name
+absent = no_such_module_of_rules:rule
+lacking = lacking_plug:rule
+
+[unisono.members]
+broken = plug_of_rules:no_such_name
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with entry points, as pip leaves it."""
+    (tmp_path / "plug_of_rules.py").write_text(PLUGIN)
+    lacking = "from unisono.errors import MissingBackend\nraise MissingBackend('dice', 'dice-py', 'dice')\n"
+    (tmp_path / "lacking_plug.py").write_text(lacking)
+    about = tmp_path / "plug_of_rules-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-of-rules\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "plug_of_rules", raising=False)
+
+
+VOTES: Votes = np.array([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6], [0.6, 0.4, 0.0]])
+THIRDS: Weights = np.full(3, 1 / 3)
+
+
+def test_a_plugins_rule_comes_in_by_the_same_door_and_pools(installed: None) -> None:
+    np.testing.assert_allclose(find_rule("median")(VOTES, THIRDS), np.array([5, 4, 0]) / 9)
+    v = Vocabulary.build([b"a", b"b", b"c"])
+    members = [TableMember(str(n), v, lambda ids, row=row: np.log(row + 1e-9)) for n, row in enumerate(VOTES)]  # type: ignore[misc]
+    for vote in ("bytes", "pieces"):
+        [step] = list(Ensemble(members, vote=vote, rule="median").generate("a", max_tokens=1, heal=False))
+        assert (step.piece, np.exp(step.logprob)) == (b"a", pytest.approx(5 / 9))
+
+
+def test_our_own_rules_win(installed: None) -> None:
+    assert find_rule("linear") is linear
+    assert all(find_rule(name) is rule for name, rule in RULES.items())
+
+
+def test_a_rule_that_does_not_exist_is_named_with_the_nearest_that_does(installed: None) -> None:
+    with pytest.raises(UnknownName, match=r"No rule named 'medium'. Did you mean 'median'\?.*log-linear"):
+        find_rule("medium")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing", r"'missing' comes from a plugin \(plug_of_rules:no_such_name\) that does not work: AttributeError"),
+        ("absent", "ModuleNotFoundError: No module named 'no_such_module_of_rules'"),
+        ("number", "it is int, and no function"),
+    ],
+)
+def test_a_rule_that_cannot_be_had_says_where_it_comes_from(installed: None, name: str, said: str) -> None:
+    with pytest.raises(PluginError, match=said):
+        find_rule(name)
+    with pytest.raises(PluginError, match=said):
+        Ensemble([TableMember("m", Vocabulary.build([b"a"]), {})], rule=name)
+
+
+def test_what_a_plugin_itself_says_comes_through(installed: None) -> None:
+    with pytest.raises(MissingBackend, match="The dice member needs dice-py"):
+        find_rule("lacking")
+
+
+@pytest.mark.parametrize("name", ["nothing", "short"])
+def test_a_plugins_rule_that_returns_no_distribution_is_refused(installed: None, name: str) -> None:
+    rule: Callable[[Votes, Weights], Probs] = find_rule(name)
+    with pytest.raises(PluginError, match=f"'{name}' comes from .* it must return 3 probabilities"):
+        rule(VOTES, THIRDS)
+
+
+def test_a_backend_that_cannot_be_imported_says_where_it_comes_from(installed: None) -> None:
+    with pytest.raises(PluginError, match=r"The backend 'broken' comes from a plugin \(plug_of_rules:no_such_name\)"):
+        open_member(MemberConfig(model="broken:x"), "m")

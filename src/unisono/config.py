@@ -101,7 +101,7 @@ class Config(TextConfig):
     utf8: bool = True
     """In voting on bytes, mask what cannot go on with valid UTF-8."""
     rule: str = "linear"
-    """How votes are pooled: linear or log-linear."""
+    """How votes are pooled: linear, log-linear, or a plugin's rule."""
     threshold: float | None = Field(default=None, ge=0, le=1)
     """Threshold mode: where the gate gives its likeliest token more than this, it is taken and nobody else runs. 0 is
     the gate alone, 1 a vote at every step, 0.5 is usual; null: all vote at every step."""

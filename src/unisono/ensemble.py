@@ -16,8 +16,7 @@ from unisono.engine import Engine, Text
 from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
 from unisono.policy import Threshold
-from unisono.pooling import RULES
-from unisono.registry import open_member, short_name
+from unisono.registry import find_rule, open_member, short_name
 from unisono.score import Score, score_bytes
 from unisono.steps import Finish, Stats, Step
 from unisono.text import split_characters
@@ -53,15 +52,15 @@ class Ensemble:
         Raises:
             ConfigError: weights that are not positive and finite, or not one a member.
             UnknownName: no such rule or unit of voting.
+            PluginError: a plugin's rule that does not work.
         """
         self.members = tuple(members)
         self.names = tuple(member.name for member in self.members)
         self.weights = weights_of([None] * len(self.members) if weights is None else list(weights), self.names)
-        if rule not in RULES:
-            raise UnknownName("rule", rule, RULES)
         if vote not in ("bytes", "pieces"):
             raise UnknownName("unit of voting", vote, ("bytes", "pieces"))
         self.rule = rule
+        self._rule = find_rule(rule)
         self.unit: Unit = (
             PieceVoting(self.members) if vote == "pieces" else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
         )
@@ -107,10 +106,10 @@ class Ensemble:
     def _pool_voters(self, voters: Sequence[Voter]) -> Pooled:
         """All of the voters, or one alone."""
         weights = self.weights if len(voters) == len(self.members) else np.ones(1)
-        return self.unit.pool(voters, RULES[self.rule], weights)
+        return self.unit.pool(voters, self._rule, weights)
 
     def _pool(self, votes: Votes) -> Probs:
-        return RULES[self.rule](filled(votes), self.weights)
+        return self._rule(filled(votes), self.weights)
 
     @classmethod
     def load(
@@ -135,8 +134,7 @@ class Ensemble:
         names = _distinct([m.name or short_name(m.model) for m in config.members])
         given = [m.weight for m in config.members] if weights is None else list(weights)
         shares = weights_of(given, names)  # before any model is opened, which takes long
-        if config.rule not in RULES:
-            raise UnknownName("rule", config.rule, RULES)
+        find_rule(config.rule)
         opened: list[Member] = []
         try:
             for member, name in zip(config.members, names, strict=True):

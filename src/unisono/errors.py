@@ -5,6 +5,7 @@ EnsembleError
 ├── UnsupportedModel       the file is sound, but this kind of model cannot take part
 ├── MissingBackend         a package that the member needs is not installed
 ├── DemoNotInstalled       a demo model's package is not installed
+├── PluginError            a plugin that is installed cannot be imported, or is not what it should be
 ├── UnknownName            a backend, preset, rule, demo model or key that does not exist
 ├── ConfigError            a value out of range, weights that do not fit, a file that does not parse
 ├── PromptError            a prompt that cannot be read
@@ -48,6 +49,19 @@ class MissingBackend(EnsembleError):
 
 class DemoNotInstalled(EnsembleError):
     """A demo model's package is not installed."""
+
+
+class PluginError(EnsembleError):
+    """A plugin that is installed cannot be imported, or is not what it should be.
+
+    >>> str(PluginError("rule", "dice", "dice:roll", "ImportError: no dice"))
+    "The rule 'dice' comes from a plugin (dice:roll) that does not work: ImportError: no dice. Mend or uninstall it."
+    """
+
+    def __init__(self, what: str, name: str, where: str, fault: str) -> None:
+        super().__init__(
+            f"The {what} {name!r} comes from a plugin ({where}) that does not work: {fault}. Mend or uninstall it."
+        )
 
 
 class UnknownName(EnsembleError):

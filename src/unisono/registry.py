@@ -1,17 +1,21 @@
 """Names to the things they stand for, imported on first use. Plugins come in by the same door: an entry point in the
-group `unisono.members` names a function like those in BACKENDS."""
+group `unisono.members` names a function like those in BACKENDS, and one in `unisono.rules` a rule."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from unisono.arrays import Probs, Votes, Weights
 from unisono.config import MemberConfig
-from unisono.errors import UnknownName
+from unisono.errors import EnsembleError, PluginError, UnknownName
 from unisono.members.base import Member
+from unisono.pooling import RULES, Rule
 
 BACKENDS: dict[str, str] = {
     "gguf": "unisono.members.llamacpp:open_gguf",
@@ -25,6 +29,7 @@ def open_member(config: MemberConfig, name: str) -> Member:
 
     Raises:
         UnknownName: no such backend.
+        PluginError: a plugin names it that cannot be imported.
         EnsembleError: whatever the backend has to say.
     """
     backend, where = split_spec(config.model)
@@ -60,7 +65,46 @@ def _find(backend: str) -> Any:
     if backend in BACKENDS:
         module, _, attribute = BACKENDS[backend].partition(":")
         return getattr(importlib.import_module(module), attribute)
-    plugins = {point.name: point for point in entry_points(group="unisono.members")}
+    plugins = _plugins("unisono.members")
     if backend in plugins:
-        return plugins[backend].load()
+        return _load("backend", plugins[backend])
     raise UnknownName("backend", backend, [*BACKENDS, *plugins])
+
+
+def find_rule(name: str) -> Rule:
+    """The rule of that name: one of ours, or else a plugin's, which gets weights that are positive and sum to 1.
+
+    Raises:
+        UnknownName: no such rule.
+        PluginError: a plugin names it that cannot be imported or is no function.
+    """
+    if name in RULES:
+        return RULES[name]
+    plugins = _plugins("unisono.rules")
+    if name not in plugins:
+        raise UnknownName("rule", name, [*RULES, *plugins])
+    found = _load("rule", plugins[name])
+    if not callable(found):
+        raise PluginError("rule", name, plugins[name].value, f"it is {type(found).__name__}, and no function")
+
+    def rule(votes: Votes, weights: Weights) -> Probs:
+        pooled: Probs = np.asarray(found(votes, weights), dtype=votes.dtype)
+        if pooled.shape != votes.shape[1:] or not (np.isfinite(pooled) & (pooled >= 0)).all():
+            fault = f"it must return {votes.shape[1]} probabilities, one for each choice, and did not"
+            raise PluginError("rule", name, plugins[name].value, fault)
+        return pooled
+
+    return rule
+
+
+def _plugins(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def _load(what: str, point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except EnsembleError:  # it knows better what to do
+        raise
+    except Exception as exc:  # whatever a stranger's module does when it is imported
+        raise PluginError(what, point.name, point.value, f"{type(exc).__name__}: {exc}") from exc

@@ -36,7 +36,8 @@ NGpuLayers = Annotated[
     int | None, typer.Option("--n-gpu-layers", min=-1, metavar="N", help="Layers on the GPU; -1 is all.")
 ]
 Rule = Annotated[
-    str | None, typer.Option(metavar="NAME", help="How votes are pooled: linear (the default) or log-linear.")
+    str | None,
+    typer.Option(metavar="NAME", help="How votes are pooled: linear (the default), log-linear, or a plugin's rule."),
 ]
 Vote = Annotated[str | None, typer.Option(metavar="UNIT", help="What is voted on: bytes (the default) or pieces.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
