@@ -98,9 +98,75 @@ def log_linear(votes: Sequence[Vote], weights: Sequence[float]) -> dict[bytes, f
     return {p: q / total for p, q in raw.items()}
 
 
+FLOOR = 1e-6
+"""What an amateur is taken to give at least."""
+
+CERTAIN = 0.01
+"""Added to every entropy."""
+
+
+def contrastive(votes: Sequence[Vote], weights: Sequence[float], plausibility: float = 0.1) -> dict[bytes, float]:
+    """Powers multiplied, amateurs' in the denominator, over the choices that the experts find plausible."""
+    logs: dict[bytes, float] = {}
+    for p, liked in plausible(votes, weights, plausibility).items():
+        if liked:
+            lifted = [v[p] if w > 0 else max(v[p], FLOOR) for v, w in zip(votes, weights, strict=True)]
+            logs[p] = math.fsum(w * math.log(x) for x, w in zip(lifted, weights, strict=True))
+    raw = {p: math.exp(logs[p] - max(logs.values())) if p in logs else 0.0 for p in votes[0]}
+    total = math.fsum(raw.values())
+    return {p: q / total for p, q in raw.items()}
+
+
+def plausible(votes: Sequence[Vote], weights: Sequence[float], plausibility: float) -> dict[bytes, bool]:
+    """Whether no expert vetoes a choice, and it comes near to the best such choice."""
+    mean = experts_mean(votes, weights)
+    common = {p for p in mean if all(v[p] > 0 for v, w in zip(votes, weights, strict=True) if w > 0)}
+    best = max(mean[p] for p in common)
+    return {p: p in common and mean[p] >= plausibility * best for p in mean}
+
+
+def experts_mean(votes: Sequence[Vote], weights: Sequence[float]) -> dict[bytes, float]:
+    experts = [(v, w) for v, w in zip(votes, weights, strict=True) if w > 0]
+    total = math.fsum(w for _, w in experts)
+    return linear([v for v, _ in experts], [w / total for _, w in experts])
+
+
+def adaptive(votes: Sequence[Vote], weights: Sequence[float]) -> dict[bytes, float]:
+    """Weighted mean; the weights are divided by the entropies first."""
+    raw = [w / (entropy(v) + CERTAIN) for v, w in zip(votes, weights, strict=True)]
+    return linear(votes, [w / math.fsum(raw) for w in raw])
+
+
+def entropy(vote: Vote) -> float:
+    return math.fsum(-x * math.log(x) for x in vote.values() if x > 0)
+
+
+def unite(votes: Sequence[Vote], weights: Sequence[float]) -> dict[bytes, float]:
+    """Weighted mean of votes that are made to sum to 1 first."""
+    totals = [math.fsum(v.values()) for v in votes]
+    return linear([{p: x / total for p, x in v.items()} for v, total in zip(votes, totals, strict=True)], weights)
+
+
+def top_votes(vocabularies: Sequence[Vocabulary], votes: Sequence[Vote], n_top: int) -> list[dict[bytes, float]]:
+    """The votes over the union of the members' likeliest pieces; a member that lacks one gives it what it gives the
+    first piece of its own spelling."""
+    choices: set[bytes] = set()
+    for v in votes:
+        choices.update(sorted((p for p in v if v[p] > 0), key=lambda p: -v[p])[:n_top])
+    out = []
+    for vocabulary, v in zip(vocabularies, votes, strict=True):
+        own = text_pieces(vocabulary) | {END}
+        spelled = {p: p if p in own else vocabulary.pieces[(longest_match(vocabulary, p) or [])[0]] for p in choices}
+        out.append({p: v.get(spelled[p], 0.0) for p in votes[0] if p in choices})
+    return out
+
+
 RULES: dict[str, Callable[[Sequence[Vote], Sequence[float]], dict[bytes, float]]] = {
     "linear": linear,
     "log-linear": log_linear,
+    "contrastive": contrastive,
+    "adaptive": adaptive,
+    "unite": unite,
 }
 
 
@@ -139,6 +205,7 @@ def gac(
     weights: Sequence[float],
     rule: str = "linear",
     max_tokens: int = 8,
+    top_union: int = 10,
 ) -> list[bytes]:
     """GaC as published, greedy, on bytes: the pieces chosen, END included; every member reads everything each time."""
     vocabularies = [m.vocabulary for m in members]
@@ -147,8 +214,10 @@ def gac(
     written: list[bytes] = []
     while len(written) < max_tokens:
         votes = [vote(m.vocabulary, union, read_anew(m, ids)) for m, ids in zip(members, texts, strict=True)]
+        if rule == "unite":
+            votes = top_votes(vocabularies, votes, top_union)
         pooled = RULES[rule](votes, weights)
-        chosen = max(union, key=pooled.__getitem__)  # the first of equals
+        chosen = max(pooled, key=pooled.__getitem__)  # the first of equals
         written.append(chosen)
         if chosen == END:
             break

@@ -51,6 +51,21 @@ def test_one_member_makes_one_row_and_the_table_has_every_column() -> None:
         assert heading in result.stdout
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ["--rule", "contrastive", "--plausibility", "0.2"],
+        ["--rule", "unite", "--vote", "pieces", "--top-union", "3"],
+        ["--rule", "adaptive"],
+    ],
+)
+def test_every_rule_is_timed_with_its_options(rule: list[str]) -> None:
+    arguments = ["--prompt", PROMPT, "--repeat", "1", "--max-tokens", "3", "--json", "-q"]
+    outcome = json.loads(invoke("bench", *TWO, *rule, *arguments).stdout)
+    assert [row["name"] for row in outcome["rows"]] == ["some", "others", "ensemble"]
+    assert outcome["config"]["rule"] == rule[1]
+
+
 def test_errors_exit_2() -> None:
     assert "No members" in refusal("bench")
     assert "nan returned NaN" in refusal("bench", "-m", "table:nan", "-q")

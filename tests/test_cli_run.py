@@ -222,6 +222,21 @@ def test_a_trace_that_cannot_be_written_is_refused_before_models_load(tmp_path: 
         assert said.startswith(f"The trace {path} cannot be written: ")
 
 
+def test_an_amateur_has_a_negative_weight() -> None:
+    rule = ["--rule", "contrastive", "--plausibility", "0.2"]
+    result = invoke("run", "-m", "table:some=1", "-m", "table:doubter=-0.5", *rule, "--json", "-q", PROMPT)
+    outcome = json.loads(result.stdout)
+    assert outcome["text"].startswith(" there")
+    assert [member["weight"] for member in outcome["members"]] == [1, -0.5]
+    assert (outcome["config"]["rule"], outcome["config"]["plausibility"]) == ("contrastive", 0.2)
+
+
+def test_unite_takes_so_many_of_each_members_choices() -> None:
+    united = ["--vote", "pieces", "--rule", "unite", "--top-union", "3"]
+    outcome = json.loads(invoke("run", *TWO, *united, "--json", "-q", PROMPT).stdout)
+    assert (outcome["text"], outcome["config"]["top_union"]) == (TEXT, 3)
+
+
 def test_a_run_that_never_begins_leaves_traces_alone(tmp_path: Path) -> None:
     new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
     old.write_text("of an earlier run")
@@ -269,6 +284,13 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         (["-m", "table:some=-1"], "weights must be positive"),
         (["-m", "table:some=0.3", "-m", "table:others"], "others has no weight, but others have"),
         (["-m", "table:some", "--rule", "liner"], "No rule named 'liner'. Did you mean"),
+        (["-m", "table:some", "--rule", "unite"], "unite is for voting on pieces, and cannot pool bytes"),
+        (
+            ["-m", "table:some", "--plausibility", "0"],
+            "plausibility is for the rule contrastive, and linear has no use",
+        ),
+        (["-m", "table:some", "--top-union", "3"], "top_union is for the rule unite, and linear has no use for it"),
+        (["-m", "table:some=-1", "--rule", "contrastive"], "No member's weight is positive"),
         (["-m", "table:some", "--vote", "words"], "vote: "),
         (["-m", "table:nan"], "nan returned NaN or infinite logits"),
         (["-m", "table:narrow"], "whose context holds 4"),

@@ -277,6 +277,13 @@ def test_a_checkpoint_of_other_settings_is_refused(text: Path, tmp_path: Path, c
     assert path.read_bytes() == kept
 
 
+def test_a_checkpoint_of_another_plausibility_is_refused(text: Path, tmp_path: Path) -> None:
+    contrast = [str(text), *TWO, *SMALL, "--rule", "contrastive", "--resume", str(tmp_path / "checkpoint.jsonl")]
+    whole = scored(*contrast)
+    assert scored(*contrast, "--plausibility", "0.1")["total"] == whole["total"]
+    assert "plausibility = 0.1, not 0.0" in refusal("score", *contrast, "--plausibility", "0")
+
+
 def test_a_checkpoint_of_another_text_is_refused(text: Path, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.jsonl"
     scored(str(text), *TWO, *SMALL, "--resume", str(path))
@@ -444,3 +451,27 @@ def test_the_demo_models(tmp_path: Path) -> None:
     assert scored(str(path), *demo, "--max-bytes", "41", "--grid", "--resume", str(tmp_path / "checkpoint")) == outcome
     short = refusal("score", str(path), "--preset", "demo", "--threads", "1", "--n-ctx", "64", "--context", "16")
     assert "give --stride 45 or less, or --n-ctx 2067 or more" in short
+
+
+# Rules
+
+
+@pytest.mark.parametrize("rule", [["adaptive"], ["contrastive", "--plausibility", "0"], ["log-linear"]])
+def test_every_rule_on_bytes_scores_and_the_grid_is_linear_all_the_same(text: Path, rule: list[str]) -> None:
+    plain = scored(str(text), *TWO, *SMALL, "--grid")["total"]
+    other = scored(str(text), *TWO, *SMALL, "--grid", "--rule", *rule)["total"]
+    assert other["grid"] == plain["grid"]
+    assert other["bits_per_byte"]["members"] == plain["bits_per_byte"]["members"]
+    assert other["bits_per_byte"]["ensemble"] != plain["bits_per_byte"]["ensemble"]
+
+
+def test_an_amateur_takes_part_in_a_score(text: Path) -> None:
+    found = scored(
+        str(text), "-m", "table:some=1", "-m", "table:doubter=-0.5", *SMALL, "--rule", "contrastive", "--grid"
+    )
+    assert [member["weight"] for member in found["members"]] == [1, -0.5]
+
+
+def test_rules_that_cannot_score_are_refused(text: Path) -> None:
+    assert "unite is for voting on pieces" in refusal("score", str(text), *TWO, *SMALL, "--rule", "unite")
+    assert "linear has no use for it" in refusal("score", str(text), *TWO, *SMALL, "--plausibility", "0.2")

@@ -48,6 +48,8 @@ def test_a_key_that_does_not_exist_is_named_with_the_nearest_that_does(values: d
         ({**ONE, "threads": 0}, "threads: .*greater than or equal to 1, not 0"),
         ({**ONE, "vote": "words"}, "vote: .*'bytes'.*'pieces'.*, not 'words'"),
         ({**ONE, "max_tokens": 0}, "max_tokens: .*greater than or equal to 1, not 0"),
+        ({**ONE, "plausibility": 1.5}, "plausibility: .*less than or equal to 1, not 1.5"),
+        ({**ONE, "top_union": 0}, "top_union: .*greater than or equal to 1, not 0"),
         ({**ONE, "stop": "END"}, "stop: .*list.*, not 'END'"),
         ([1], r"test.yaml: the whole: .*, not \[1\]"),
     ],
@@ -132,6 +134,40 @@ def test_weights_that_do_not_fit_are_refused_by_name(given_weights: list[float |
         weights_of(given_weights, ["one", "two"])
 
 
+@given(st.lists(st.tuples(st.sampled_from([1, -1]), st.floats(1e-6, 1e6)), max_size=4), st.floats(1e-6, 1e6))
+def test_weights_of_either_sign_are_taken_as_they_are(others: list[tuple[int, float]], positive: float) -> None:
+    given_weights = [sign * size for sign, size in others] + [positive]
+    names = [str(n) for n in range(len(given_weights))]
+    assert weights_of(given_weights, names, signed=True).tolist() == given_weights
+
+
+def test_without_weights_of_either_sign_all_are_equal_experts() -> None:
+    assert weights_of([None, None], ["one", "two"], signed=True).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("given_weights", "said"),
+    [
+        ([1.0, 0.0], "two's weight is 0.0: with the rule contrastive it must be"),
+        ([math.nan, 1.0], "one's weight is nan"),
+        ([1.0, -math.inf], "two's weight is -inf"),
+        ([1.0, -1e-7], "two's weight is -1e-07"),
+        ([1e7, -1.0], "one's weight is 10000000.0"),
+        ([-1.0, -2.0], "No member's weight is positive: the rule contrastive needs an expert"),
+        ([1.0, None], "two has no weight"),
+        ([1.0], "1 weights for 2 members"),
+    ],
+)
+def test_weights_of_either_sign_that_do_not_fit_are_refused(given_weights: list[float | None], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        weights_of(given_weights, ["one", "two"], signed=True)
+
+
+def test_a_negative_weight_elsewhere_says_which_rule_takes_one() -> None:
+    with pytest.raises(ConfigError, match=r"two's weight is -1: .* Only the rule contrastive takes negative ones"):
+        weights_of([1, -1], ["one", "two"])
+
+
 def test_nobody_has_no_weights() -> None:
     with pytest.raises(ConfigError, match="at least one member"):
         weights_of([], [])
@@ -147,6 +183,7 @@ def test_nobody_has_no_weights() -> None:
         ("demo:smollm2-135m=2", ("demo:smollm2-135m", 2.0)),
         ("gguf:a=b.gguf=0.5", ("gguf:a=b.gguf", 0.5)),
         ("a.gguf=-1", ("a.gguf", -1.0)),
+        ("demo:smollm2-135m=-0.5", ("demo:smollm2-135m", -0.5)),
     ],
 )
 def test_a_weight_stands_behind_the_last_equals_sign(argument: str, expected: tuple[str, float | None]) -> None:

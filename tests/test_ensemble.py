@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from unisono.ensemble import Ensemble
 from unisono.errors import BackendError, BadLogits, CacheFull, ConfigError, PromptTooLong, UnknownName
 from unisono.members.fake import TableMember
 from unisono.vocabulary import Kind, Vocabulary
-from unisono.voting.pieces import Speller
+from unisono.voting.pieces import PieceVoting, Speller
 
 V = Vocabulary.build([b"a", b"b", b" ", b"</s>", b"<|end|>", b"<s>"], {3: Kind.END, 4: Kind.END, 5: Kind.CONTROL})
 A, B, SPACE, END_1, END_2, BOS = range(6)
@@ -44,9 +45,10 @@ def test_a_text_on_pieces_is_what_gac_as_published_writes(drawn: list[TableMembe
     raw = data.draw(weights(len(drawn)))
     rule = data.draw(st.sampled_from(sorted(reference.RULES)))
     prompts = [raw_prompt(m, PROMPT).ids for m in drawn]
-    shares = [w / math.fsum(raw) for w in raw]
-    expected = reference.gac(drawn, prompts, shares, rule, max_tokens=8)
-    generation = Ensemble(drawn, raw, vote="pieces", rule=rule).generate(PROMPT, max_tokens=8)
+    shares = raw if rule == "contrastive" else [w / math.fsum(raw) for w in raw]
+    top = data.draw(st.integers(1, 5)) if rule == "unite" else None
+    expected = reference.gac(drawn, prompts, shares, rule, max_tokens=8, top_union=top or 10)
+    generation = Ensemble(drawn, raw, vote="pieces", rule=rule, top_union=top).generate(PROMPT, max_tokens=8)
     steps = list(generation)
     assert [step.piece for step in steps] == expected
     assert generation.text == b"".join(expected).decode(errors="replace")
@@ -107,6 +109,57 @@ def test_a_log_linear_veto_is_one_members_alone(vote: str) -> None:
     log_linear = Ensemble([for_a, against], [0.8, 0.2], vote=vote, rule="log-linear")
     assert linear.generate("a", max_tokens=2, heal=False).run() == "aa"
     assert log_linear.generate("a", max_tokens=2, heal=False).run() == "bb"
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_an_amateur_pushes_away_from_what_it_likes(vote: str) -> None:
+    expert, amateur = constant(V, {A: 0.6, B: 0.4}, "expert"), constant(V, {A: 0.9, B: 0.1}, "amateur")
+    alone = Ensemble([expert, amateur], [1, -0.1], vote=vote, rule="contrastive")
+    contrast = Ensemble([expert, amateur], [1, -1], vote=vote, rule="contrastive")
+    cut = Ensemble([expert, amateur], [1, -1], vote=vote, rule="contrastive", plausibility=0.7)
+    assert contrast.weights.tolist() == [1, -1]
+    written = [e.generate("a", max_tokens=2, heal=False).run() for e in (alone, contrast, cut)]
+    assert written == ["aa", "bb", "aa"]
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_the_surer_member_has_its_way_under_adaptive(vote: str) -> None:
+    unsure, sure = constant(V, {A: 0.8, SPACE: 0.2}, "unsure"), constant(V, {B: 0.99, A: 0.01}, "sure")
+    for rule, expected in (("linear", "aa"), ("adaptive", "bb")):
+        ensemble = Ensemble([unsure, sure], [0.6, 0.4], vote=vote, rule=rule)
+        assert ensemble.generate("a", max_tokens=2, heal=False).run() == expected
+
+
+def test_a_piece_that_a_member_lacks_gets_its_first_tokens_probability_under_unite() -> None:
+    whole = constant(Vocabulary.build([b"a", b"b", b"ab"]), {2: 0.6, 1: 0.4}, "whole")
+    parts = constant(Vocabulary.build([b"a", b"b"]), {0: 0.8, 1: 0.2}, "parts")
+    assert Ensemble([whole, parts], vote="pieces").generate("a", max_tokens=1).run() == "a"
+    [step] = list(Ensemble([whole, parts], vote="pieces", rule="unite", top_union=1).generate("a", max_tokens=1))
+    # Pooled are b"ab", which whole likes best, and b"a"; parts gives 0.8 to both, whole nothing to b"a".
+    assert step.piece == b"ab"
+    assert math.exp(step.logprob) == pytest.approx(0.5 * 1 + 0.5 * 0.5)
+
+
+@given(members(max_members=3), st.integers(1, 4))
+def test_under_unite_the_pooled_vote_is_its_twins(drawn: list[TableMember], top: int) -> None:
+    ensemble = Ensemble(drawn, vote="pieces", rule="unite", top_union=top)
+    vocabularies = [m.vocabulary for m in drawn]
+    prompts = [raw_prompt(m, PROMPT) for m in drawn]
+    union = reference.union_pieces(vocabularies)
+    votes = [
+        reference.vote(v, union, reference.read_anew(m, list(p.ids)))
+        for v, m, p in zip(vocabularies, drawn, prompts, strict=True)
+    ]
+    expected = reference.unite(reference.top_votes(vocabularies, votes, top), [1 / len(drawn)] * len(drawn))
+    voters = [ensemble.unit.voter(n, prompt) for n, prompt in enumerate(prompts)]
+    for voter in voters:
+        voter.read(voter.member.forward(voter.pending()))
+    pooled = ensemble._pool_voters(voters)
+    np.testing.assert_allclose(pooled.probs, [expected.get(p, 0.0) for p in union], atol=1e-12)
+    best, prob = pooled.best()
+    assert (best, prob) == (int(pooled.probs.argmax()), float(pooled.probs.max()))
+    for voter in voters:
+        voter.close()
 
 
 # The spelling
@@ -396,6 +449,31 @@ def test_a_rule_or_a_unit_of_voting_that_does_not_exist_is_refused_with_the_near
         Ensemble([constant(V, {A: 1})], vote="peices")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rule": "unite"}, "unite is for voting on pieces, and cannot pool bytes: choose vote pieces"),
+        ({"plausibility": 0.1}, "plausibility is for the rule contrastive, and linear has no use for it"),
+        ({"rule": "contrastive", "top_union": 5}, "top_union is for the rule unite, and contrastive has no use for it"),
+        ({"rule": "contrastive", "plausibility": 1.5}, "plausibility is 1.5: give a number from 0 to 1"),
+        ({"rule": "contrastive", "plausibility": NAN}, "plausibility is nan"),
+        ({"rule": "unite", "vote": "pieces", "top_union": 0}, "top_union is 0: give at least 1"),
+        ({"rule": "contrastive", "weights": [-1]}, "No member's weight is positive"),
+        ({"weights": [-1]}, "Only the rule contrastive takes negative ones"),
+    ],
+)
+def test_options_that_a_rule_does_not_have_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Ensemble([constant(V, {A: 1})], **options)
+
+
+def test_an_amateur_cannot_be_the_gate() -> None:
+    two = [constant(V, {A: 1}, "amateur"), constant(V, {A: 1}, "expert")]
+    with pytest.raises(ConfigError, match=r"amateur has a negative weight, .*: choose another gate"):
+        Ensemble(two, [-1, 1], rule="contrastive", threshold=0.5)
+    Ensemble(two, [-1, 1], rule="contrastive", threshold=0.5, gate="expert")
+
+
 # Opening and closing
 
 
@@ -436,6 +514,14 @@ def test_specs_are_opened_in_order_with_distinct_names_and_the_options_given(ope
     assert all(m.closed for m in opened)
 
 
+def test_a_rules_options_and_weights_come_from_the_configuration(opened: list[Opened]) -> None:
+    amateur = MemberConfig(model="fake:b", weight=-0.5)
+    config = Config(members=[MemberConfig(model="fake:a", weight=1), amateur], rule="contrastive", plausibility=0)
+    assert Ensemble.from_config(config).weights.tolist() == [1, -0.5]
+    united = Ensemble.load(["fake:a", "fake:b"], rule="unite", vote="pieces", top_union=3)
+    assert isinstance(united.unit, PieceVoting) and united.unit.top_union == 3
+
+
 def test_a_members_own_options_hold_against_the_ensembles(opened: list[Opened]) -> None:
     config = Config(
         members=[MemberConfig(model="fake:a", threads=1, weight=3), MemberConfig(model="fake:b", name="bee", weight=1)],
@@ -454,7 +540,17 @@ def test_members_already_open_are_closed_when_a_later_one_fails(opened: list[Ope
 
 
 @pytest.mark.parametrize(
-    "options", [{"rule": "nonsense"}, {"weights": [1]}, {"weights": [0, 1]}, {"n_ctxx": 5}, {"n_ctx": 0}]
+    "options",
+    [
+        {"rule": "nonsense"},
+        {"rule": "unite"},
+        {"top_union": 3},
+        {"weights": [1]},
+        {"weights": [0, 1]},
+        {"weights": [1, -1]},
+        {"n_ctxx": 5},
+        {"n_ctx": 0},
+    ],
 )
 def test_what_is_wrong_with_the_options_is_said_before_any_model_is_opened(
     opened: list[Opened], options: dict[str, object]

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from unisono import pooling
 from unisono.config import Config
 
 ROOT = Path(__file__).parents[1]
-README, ADDING = "README.md", "docs/adding-a-member.md"
-PAGES = [README, ADDING, "CONTRIBUTING.md", "docs/structure.md"]
+README, ADDING, RULES = "README.md", "docs/adding-a-member.md", "docs/rules.md"
+PAGES = [README, ADDING, RULES, "CONTRIBUTING.md", "docs/structure.md", "docs/score.md"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -45,7 +46,7 @@ def blocks(page: str) -> list[Block]:
 
 RUN = [
     pytest.param(b, marks=pytest.mark.models if page == README else (), id=f"{page}:{b.line}")
-    for page in (README, ADDING)
+    for page in (README, ADDING, RULES)
     for b in blocks(page)
     if b.language in ("sh", "python") and not b.mark
 ]
@@ -55,7 +56,7 @@ RUN = [
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """For each page, a folder that holds the files which it shows."""
     out = {}
-    for page in (README, ADDING):
+    for page in (README, ADDING, RULES):
         out[page] = tmp_path_factory.mktemp("page")
         for block in blocks(page):
             if block.mark.startswith("file: "):
@@ -81,7 +82,7 @@ def test_every_example_runs(block: Block, folders: dict[str, Path], model_file: 
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("page", [README, ADDING])
+@pytest.mark.parametrize("page", [README, ADDING, RULES])
 def test_a_comment_above_an_example_says_why_it_is_not_run(page: str) -> None:
     marks = [block.mark for block in blocks(page) if block.mark]
     assert [mark for mark in marks if not mark.startswith(("not run: ", "file: "))] == []
@@ -90,6 +91,12 @@ def test_a_comment_above_an_example_says_why_it_is_not_run(page: str) -> None:
 def test_the_configuration_file_is_valid() -> None:
     [config] = [b for b in blocks(README) if b.language == "yaml"]
     assert len(Config.model_validate(yaml.safe_load(config.code)).members) == 2
+
+
+def test_the_page_of_rules_names_every_rule() -> None:
+    text = (ROOT / RULES).read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)$", text, re.MULTILINE) == list(pooling.RULES)
+    assert re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE) == list(pooling.RULES)
 
 
 def test_the_two_commands_stand_at_the_top() -> None:

@@ -203,6 +203,12 @@ def test_the_score_of_several_is_that_of_their_pooled_votes() -> None:
     assert linear_score.member_bits_per_byte == pytest.approx([1, -math.log2(0.9 * 0.1) / 2])
     geometric = Ensemble([one, other], rule="log-linear").score("x", "a")
     assert math.exp(geometric.logprob) == pytest.approx(math.sqrt(0.45) / (math.sqrt(0.45) + math.sqrt(0.05)))
+    contrast = Ensemble([one, other], [2, -1], rule="contrastive").score("x", "ab")
+    assert math.exp(contrast.logprob) == pytest.approx(0.1 * 0.9)  # 0.5² / 0.9 and 0.5² / 0.1, made to sum to 1
+    masked = Ensemble([other, one], [1, -1], rule="contrastive", plausibility=0.5).score("x", "ab")
+    assert np.exp(masked.pooled).tolist() == [1, 0]
+    surer = Ensemble([one, other], rule="adaptive").score("x", "a")
+    assert 0.7 < math.exp(surer.logprob) < 0.9
 
 
 def test_the_weight_that_a_prompt_gives_is_not_part_of_the_score() -> None:

@@ -33,4 +33,4 @@ Votes: TypeAlias = FloatArray
 """[n_members, n_choices]: one distribution a member."""
 
 Weights: TypeAlias = npt.NDArray[np.float64]
-"""float64[n_members]: positive, sums to 1."""
+"""float64[n_members]: positive, sums to 1; for the rule contrastive of either sign, as the user gave them."""

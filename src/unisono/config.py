@@ -27,7 +27,9 @@ class MemberConfig(_Checked):
     model: str = Field(min_length=1)
     """Spec: gguf:PATH, a path that ends in .gguf, or demo:NAME."""
     weight: float | None = None
-    """Share in the pooled vote; weights are scaled to sum to 1. None for all members: equal weights."""
+    """Share in the pooled vote; weights are scaled to sum to 1. None for all members: equal weights. With the rule
+    contrastive, the factor of the member's log-probabilities, taken as it is: positive for an expert, negative for an
+    amateur."""
     name: str | None = Field(default=None, min_length=1)
     """What to call the member; None takes it from the spec."""
     threads: int | None = Field(default=None, ge=1)
@@ -101,7 +103,12 @@ class Config(TextConfig):
     utf8: bool = True
     """In voting on bytes, mask what cannot go on with valid UTF-8."""
     rule: str = "linear"
-    """How votes are pooled: linear, log-linear, or a plugin's rule."""
+    """How votes are pooled: linear, log-linear, contrastive, adaptive, unite, or a plugin's rule."""
+    plausibility: float | None = Field(default=None, ge=0, le=1)
+    """With the rule contrastive, mask choices that have less than this share of what the experts give their best one; 0
+    masks nothing. None: 0.1."""
+    top_union: int | None = Field(default=None, ge=1)
+    """With the rule unite, how many of each member's best choices are pooled. None: 10."""
     threshold: float | None = Field(default=None, ge=0, le=1)
     """Threshold mode: where the gate gives its likeliest token more than this, it is taken and nobody else runs. 0 is
     the gate alone, 1 a vote at every step, 0.5 is usual; null: all vote at every step."""
@@ -118,6 +125,10 @@ class Config(TextConfig):
 
 SMALLEST_SHARE = 1e-30
 """Of the largest weight: well above where single precision makes a weight 0, and 0 times log 0 is nan."""
+
+EXPONENTS = (1e-6, 1e6)
+"""The smallest and the largest size of a weight that is a factor of log-probabilities: within what single precision
+can tell apart."""
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -183,15 +194,17 @@ def split_weight(argument: str) -> tuple[str, float | None]:
         raise ConfigError(f"{weight!r} in {argument!r} is no weight: write {spec}=0.5, say.") from None
 
 
-def weights_of(given: Sequence[float | None], names: Sequence[str]) -> Weights:
-    """Weights as they pool: equal where none is given, else scaled to sum to 1.
+def weights_of(given: Sequence[float | None], names: Sequence[str], *, signed: bool = False) -> Weights:
+    """Weights as they pool: equal where none is given, else scaled to sum to 1; or, where the rule takes either sign,
+    as they are.
 
     Raises:
         ConfigError: some are given and some are not; one is not positive, not finite, or next to nothing beside the
-            largest; the number is wrong; there are no members.
+            largest; the number is wrong; there are no members. With either sign: one is 0, not finite, or of no
+            reasonable size; none is positive.
 
-    >>> weights_of([3, 1], ["a", "b"]).tolist()
-    [0.75, 0.25]
+    >>> weights_of([3, 1], ["a", "b"]).tolist(), weights_of([3, -1], ["a", "b"], signed=True).tolist()
+    ([0.75, 0.25], [3.0, -1.0])
     """
     if not names:
         raise ConfigError("An ensemble needs at least one member.")
@@ -202,14 +215,33 @@ def weights_of(given: Sequence[float | None], names: Sequence[str]) -> Weights:
     for weight, name in zip(given, names, strict=True):
         if weight is None:
             raise ConfigError(f"{name} has no weight, but others have: give every member a weight, or none.")
-        if not (math.isfinite(weight) and weight > 0):
-            raise ConfigError(
-                f"{name}'s weight is {weight}: weights must be positive and finite. Leave out a member to give it none."
-            )
+        if signed:
+            _check_exponent(weight, name)
+        elif not (math.isfinite(weight) and weight > 0):
+            mend = "Leave out a member to give it none."
+            if weight < 0:
+                mend = "Only the rule contrastive takes negative ones."
+            raise ConfigError(f"{name}'s weight is {weight}: weights must be positive and finite. {mend}")
     out: Weights = np.array(given, dtype=np.float64)
+    if signed:
+        if not (out > 0).any():
+            raise ConfigError(
+                "No member's weight is positive: the rule contrastive needs an expert, from whose votes those of the"
+                " amateurs are taken off."
+            )
+        return out
     out /= out.max()  # so that huge weights do not overflow in the sum
     if out.min() < SMALLEST_SHARE:
         name = names[int(out.argmin())]
         raise ConfigError(f"{name}'s weight is next to nothing beside the largest: leave out a member to give it none.")
     out /= out.sum()
     return out
+
+
+def _check_exponent(weight: float, name: str) -> None:
+    smallest, largest = EXPONENTS
+    if not smallest <= abs(weight) <= largest:  # nan is not, either
+        raise ConfigError(
+            f"{name}'s weight is {weight}: with the rule contrastive it must be from {smallest:g} to {largest:g} for an"
+            f" expert, or from -{largest:g} to -{smallest:g} for an amateur. Leave out a member to give it none."
+        )

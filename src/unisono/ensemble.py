@@ -11,18 +11,19 @@ import numpy as np
 from unisono import chat
 from unisono.arrays import Probs, Votes
 from unisono.choosing import Sampler, tilt_of
-from unisono.config import Config, MemberConfig, TextConfig, checked, weights_of
+from unisono.config import Config, MemberConfig, TextConfig, checked
 from unisono.engine import Engine, Text
 from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
 from unisono.policy import Threshold
-from unisono.registry import find_rule, open_member, short_name
+from unisono.registry import open_member, short_name
+from unisono.rules import rule_of, weights_for
 from unisono.score import Score, score_bytes
 from unisono.steps import Finish, Stats, Step
 from unisono.text import split_characters
 from unisono.voting.base import MemberPrompt, Pooled, Unit, Voter
 from unisono.voting.bytes import EPSILON, ByteVoter, ByteVoting, filled
-from unisono.voting.pieces import PieceVoting
+from unisono.voting.pieces import TOP_UNION, PieceVoting
 from unisono.writing import Writing
 
 
@@ -41,28 +42,33 @@ class Ensemble:
         rule: str = "linear",
         epsilon: float = EPSILON,
         utf8: bool = True,
+        plausibility: float | None = None,
+        top_union: int | None = None,
         drafter: str | None = None,
         threshold: float | None = None,
         gate: str | None = None,
         skip: bool = True,
         settings: TextConfig | None = None,
     ) -> None:
-        """From members that are already open; `load` opens them from specs.
+        """From members that are already open; `load` opens them from specs. The options are those of `Config`.
 
         Raises:
-            ConfigError: weights that are not positive and finite, or not one a member.
+            ConfigError: weights that are not positive and finite (contrastive takes negative ones), or not one a
+                member; an option that the rule does not have, or a unit of voting that it cannot pool.
             UnknownName: no such rule or unit of voting.
             PluginError: a plugin's rule that does not work.
         """
         self.members = tuple(members)
         self.names = tuple(member.name for member in self.members)
-        self.weights = weights_of([None] * len(self.members) if weights is None else list(weights), self.names)
         if vote not in ("bytes", "pieces"):
             raise UnknownName("unit of voting", vote, ("bytes", "pieces"))
         self.rule = rule
-        self._rule = find_rule(rule)
+        self._rule = rule_of(rule, vote, plausibility, top_union)
+        self.weights = weights_for(rule, [None] * len(self.members) if weights is None else list(weights), self.names)
         self.unit: Unit = (
-            PieceVoting(self.members) if vote == "pieces" else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
+            PieceVoting(self.members, top_union=TOP_UNION if top_union is None else top_union)
+            if vote == "pieces"
+            else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
         )
 
         self.engine = Engine(self.unit)
@@ -78,6 +84,11 @@ class Ensemble:
         """When all vote; None: at every step."""
         self.settings = TextConfig() if settings is None else settings
         """How texts are written where `generate` is told nothing else."""
+        if self.policy and self.weights[self.policy.gate] < 0:
+            amateur = self.names[self.policy.gate]
+            raise ConfigError(
+                f"{amateur} has a negative weight, and what it likes cannot be taken: choose another gate."
+            )
         self._drafter = drafter
         if drafter is not None and drafter not in ("auto", *self.names):
             raise UnknownName("member to draft", drafter, ("auto", *self.names))
@@ -133,8 +144,9 @@ class Ensemble:
         """Open the members that a configuration names. Raises EnsembleError."""
         names = _distinct([m.name or short_name(m.model) for m in config.members])
         given = [m.weight for m in config.members] if weights is None else list(weights)
-        shares = weights_of(given, names)  # before any model is opened, which takes long
-        find_rule(config.rule)
+        # What is wrong is said before any model is opened, which takes long.
+        rule_of(config.rule, config.vote, config.plausibility, config.top_union)
+        shares = weights_for(config.rule, given, names)
         opened: list[Member] = []
         try:
             for member, name in zip(config.members, names, strict=True):
@@ -147,6 +159,8 @@ class Ensemble:
                 rule=config.rule,
                 epsilon=config.epsilon,
                 utf8=config.utf8,
+                plausibility=config.plausibility,
+                top_union=config.top_union,
                 drafter=config.drafter,
                 threshold=config.threshold,
                 gate=config.gate,

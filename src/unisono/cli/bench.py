@@ -18,10 +18,12 @@ from unisono.cli.common import (
     NBatch,
     NCtx,
     NGpuLayers,
+    Plausibility,
     Preset,
     Quiet,
     Rule,
     Threads,
+    TopUnion,
     Vote,
     configuration,
 )
@@ -49,6 +51,8 @@ def bench(
     n_gpu_layers: NGpuLayers = None,
     vote: Vote = None,
     rule: Rule = None,
+    plausibility: Plausibility = None,
+    top_union: TopUnion = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -60,8 +64,9 @@ def bench(
     from unisono.ensemble import Ensemble
 
     tell: Callable[[str], None] = (lambda line: None) if quiet else show.say
-    settings = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers, "vote": vote, "rule": rule}
-    wanted = configuration(models, preset, config, threads=threads, **settings)
+    settings = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers}
+    voting = {"vote": vote, "rule": rule, "plausibility": plausibility, "top_union": top_union}
+    wanted = configuration(models, preset, config, threads=threads, **settings, **voting)
     tell("loading")
     begun = perf_counter()
     with Ensemble.from_config(wanted) as ensemble:
@@ -102,10 +107,9 @@ def alone(ensemble: Ensemble, config: Config) -> dict[str, Ensemble]:
     """Each member as an ensemble of one, by name; it shares the member's model and must not be closed."""
     from unisono.ensemble import Ensemble
 
-    return {
-        member.name: Ensemble([member], vote=config.vote, rule=config.rule, epsilon=config.epsilon, utf8=config.utf8)
-        for member in ensemble.members
-    }
+    of_ours = ("vote", "rule", "epsilon", "utf8", "plausibility", "top_union")
+    options = {key: getattr(config, key) for key in of_ours}
+    return {member.name: Ensemble([member], **options) for member in ensemble.members}
 
 
 def measure(ensemble: Ensemble, prompt: str, max_tokens: int, heal: bool = True) -> dict[str, Any]:

@@ -19,7 +19,8 @@ Models = Annotated[
         "--model",
         "-m",
         metavar="SPEC[=WEIGHT]",
-        help="A member: gguf:PATH, a path that ends in .gguf, or demo:NAME. Give it once for each member.",
+        help="A member: gguf:PATH, a path that ends in .gguf, or demo:NAME. Give it once for each member. With --rule"
+        " contrastive a weight may be negative.",
     ),
 ]
 Preset = Annotated[
@@ -37,7 +38,27 @@ NGpuLayers = Annotated[
 ]
 Rule = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="How votes are pooled: linear (the default), log-linear, or a plugin's rule."),
+    typer.Option(
+        metavar="NAME",
+        help="How votes are pooled: linear (the default), log-linear, contrastive, adaptive, unite, or a plugin's rule"
+        " (docs/rules.md).",
+    ),
+]
+Plausibility = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        metavar="SHARE",
+        help="With --rule contrastive: mask what has less than this share of the experts' best choice. 0 masks nothing;"
+        " 0.1 is the default.",
+    ),
+]
+TopUnion = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="With --rule unite: how many of each member's best choices are pooled; 10 by default."
+    ),
 ]
 Vote = Annotated[str | None, typer.Option(metavar="UNIT", help="What is voted on: bytes (the default) or pieces.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]

@@ -18,10 +18,12 @@ from unisono.cli.common import (
     NBatch,
     NCtx,
     NGpuLayers,
+    Plausibility,
     Preset,
     Quiet,
     Rule,
     Threads,
+    TopUnion,
     Vote,
     configuration,
 )
@@ -68,6 +70,8 @@ def run(
     n_gpu_layers: NGpuLayers = None,
     vote: Vote = None,
     rule: Rule = None,
+    plausibility: Plausibility = None,
+    top_union: TopUnion = None,
     epsilon: Annotated[
         float | None,
         typer.Option(
@@ -172,6 +176,8 @@ def run(
         n_gpu_layers=n_gpu_layers,
         vote=vote,
         rule=rule,
+        plausibility=plausibility,
+        top_union=top_union,
         epsilon=epsilon,
         heal=heal,
         temperature=temperature,

@@ -21,6 +21,7 @@ from unisono.cli.common import (
     NBatch,
     NCtx,
     NGpuLayers,
+    Plausibility,
     Preset,
     Quiet,
     Rule,
@@ -78,6 +79,7 @@ def score(
     n_gpu_layers: NGpuLayers = None,
     vote: Annotated[str | None, typer.Option(metavar="UNIT", help="Only bytes: a score is of bytes.")] = None,
     rule: Rule = None,
+    plausibility: Plausibility = None,
     epsilon: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Drop branches with less than this share of a member; 0 is exact and slow."),
@@ -103,8 +105,9 @@ def score(
         mixtures = Grid(len(made["members"]), step) if grid else None
         made = {**made, "command": about.command(), "scored_by": made["command"]}
     else:
-        flags = {"vote": vote, "rule": rule, "epsilon": epsilon, "n_ctx": n_ctx, "n_batch": n_batch}
-        wanted = configuration(models, preset, config, threads=threads, n_gpu_layers=n_gpu_layers, **flags)
+        flags = {"vote": vote, "rule": rule, "plausibility": plausibility, "epsilon": epsilon}
+        sizes = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers}
+        wanted = configuration(models, preset, config, threads=threads, **sizes, **flags)
         if wanted.vote != "bytes":
             raise ConfigError(f"A score is of bytes, and cannot vote on {wanted.vote}: leave out --vote {wanted.vote}.")
         if not files:
@@ -171,6 +174,8 @@ def origin(
     members: Sequence[dict[str, Any]], wanted: Config, settings: dict[str, Any], scores: Sequence[FileScore]
 ) -> dict[str, Any]:
     """What decides the numbers, for a checkpoint to be compared with."""
+    from unisono.pooling import PLAUSIBILITY
+
     versions = {name: version for name, version in about.versions().items() if name != "python"}
     made_by = [
         {"name": m["name"], "weight": m["weight"], "sha256": m["sha256"], "ends": config.ends}
@@ -178,6 +183,8 @@ def origin(
         for m, config in zip(members, wanted.members, strict=True)
     ]
     rules = {"rule": wanted.rule, "epsilon": wanted.epsilon, "utf8": wanted.utf8}
+    if wanted.rule == "contrastive":
+        rules["plausibility"] = PLAUSIBILITY if wanted.plausibility is None else wanted.plausibility
     texts = [{"sha256": s.sha256, "bytes": s.bytes} for s in scores]
     return {**settings, **rules, "members": made_by, "files": texts, "versions": versions}
 

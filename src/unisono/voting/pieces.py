@@ -11,26 +11,37 @@ from functools import cached_property
 
 import numpy as np
 
-from unisono.arrays import FloatArray, Logits, Probs, Weights
+from unisono.arrays import FloatArray, IntArray, Logits, Probs, Weights
 from unisono.errors import BadLogits
 from unisono.members.base import Feed, Member
-from unisono.pooling import Rule, linear
+from unisono.pooling import Rule, linear, unite
 from unisono.sampling import Tilt, greedy
 from unisono.union import END, Shares, UnionVocabulary
 from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context
 
+TOP_UNION = 10
+"""How many of each member's choices the rule unite takes, unless the user says otherwise; as in arXiv 2410.03777."""
+
 
 class PieceVoting:
-    """The union of the members' vocabularies, and each member's spelling of its pieces."""
+    """The union of the members' vocabularies, and each member's spelling of its pieces.
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = members
+    Args:
+        members: Who votes.
+        top_union: How many of each member's choices the rule unite takes.
+    """
+
+    def __init__(self, members: Sequence[Member], *, top_union: int = TOP_UNION) -> None:
+        self.members, self.top_union = members, top_union
         self.union = UnionVocabulary.remembered([m.vocabulary for m in members])
         self.end = END
         self._spellers = [Speller(m) for m in members]
 
     def pool(self, voters: Sequence[Voter], rule: Rule, weights: Weights) -> PooledPieces:
-        return PooledPieces([voter for voter in voters if isinstance(voter, PieceVoter)], rule, weights)
+        own = [voter for voter in voters if isinstance(voter, PieceVoter)]
+        if rule is unite:
+            return UnitedPieces(own, rule, weights, self.top_union)
+        return PooledPieces(own, rule, weights)
 
     def n_tokens(self, voters: Sequence[Voter], n_steps: int) -> int:
         """Every piece counts as one."""
@@ -102,6 +113,33 @@ class PooledPieces:
             own = voter.shares.share(choice)
             out.append(Opinion(best, share / voter.shares.total, own / voter.shares.total))
         return out
+
+
+@dataclass(frozen=True)
+class UnitedPieces(PooledPieces):
+    """The votes over the choices that some member likes best, pooled; the rest of the union is left out."""
+
+    top_union: int
+
+    @cached_property
+    def choices(self) -> IntArray:
+        """int64[n]: the union ids of each member's best choices, rising."""
+        return np.unique(np.concatenate([voter.shares.largest(self.top_union) for voter in self.voters]))
+
+    @cached_property
+    def united(self) -> Probs:
+        """float64[n]: the pooled vote over those."""
+        return self.rule(np.stack([voter.vote_over(self.choices) for voter in self.voters]), self.weights)
+
+    @cached_property
+    def probs(self) -> Probs:
+        out: Probs = np.zeros(len(self.voters[0].vote()))
+        out[self.choices] = self.united
+        return out
+
+    def best(self) -> tuple[int, float]:
+        k = greedy(self.united)
+        return int(self.choices[k]), float(self.united[k])
 
 
 class Speller:
@@ -228,6 +266,17 @@ class PieceVoter:
     def vote(self) -> Probs:
         assert self.shares.total and not self._lag
         return self.shares.spread(len(self._union.pieces))
+
+    def vote_over(self, choices: IntArray) -> FloatArray:
+        """float64[n]: the probability of each of these union ids; of a piece that the member lacks, that of the first
+        token which it would spell it with."""
+        projection = self._union.projections[self.number]
+        stand_ins = choices.copy()
+        for k in np.flatnonzero(projection.place[choices] < 0).tolist():
+            if choices[k] != END:
+                first = self._speller.spell(self._union.pieces[choices[k]])[0]
+                stand_ins[k] = projection.of_id[first]
+        return np.where(stand_ins >= 0, self.shares.of(stand_ins), 0.0) / self.shares.total
 
     @property
     def favourite(self) -> tuple[int, float]:
