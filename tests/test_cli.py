@@ -148,7 +148,7 @@ def test_version() -> None:
 def test_help_names_the_commands() -> None:
     for arguments in ([], ["--help"], ["-h"]):
         out = invoke(*arguments).output
-        assert all(command in out for command in ("run", "inspect", "bench"))
+        assert all(command in out for command in ("run", "chat", "inspect", "bench"))
 
 
 @pytest.mark.parametrize("code", ["import unisono", "from unisono.cli import main"])

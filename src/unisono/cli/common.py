@@ -61,6 +61,84 @@ TopUnion = Annotated[
     ),
 ]
 Vote = Annotated[str | None, typer.Option(metavar="UNIT", help="What is voted on: bytes (the default) or pieces.")]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="In voting on bytes: drop a member's branches (ways to have tokenised the text) that have less than"
+        " this share of its probability. 0 is exact and slow; 0.01 is the default.",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Tokens to write at most (256 unless a file says otherwise): in voting on bytes, whole tokens of the"
+        " first member; in voting on pieces, pieces.",
+    ),
+]
+Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="A string that ends the text; may be given several times.")
+]
+Temperature = Annotated[
+    float | None, typer.Option(metavar="T", help="0 takes the likeliest (the default); above, choices are drawn.")
+]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Draw among so many likeliest choices only.")]
+TopP = Annotated[
+    float | None, typer.Option(metavar="P", help="Draw among the fewest choices that reach this probability.")
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Draw among choices with this share of the best's probability."),
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The same seed draws the same text.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(metavar="R", help="Above 1: makes tokens that have been written less likely.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(metavar="X", help="Taken from the log-probability of tokens that have been written.")
+]
+FrequencyPenalty = Annotated[float | None, typer.Option(metavar="X", help="The same, for each time they have been.")]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT=X", help="Add to the log-probability of the token that is this text; repeatable."),
+]
+SingleVoice = Annotated[
+    bool | None,
+    typer.Option("--single-voice", help="With --vote pieces --temperature 1: one member, drawn anew, a token."),
+]
+MinTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens to write before the text may end by itself.")]
+IgnoreEnd = Annotated[bool | None, typer.Option("--ignore-end", help="Never let the text end by itself.")]
+IncludeStop = Annotated[bool | None, typer.Option("--include-stop", help="Keep the string that ended the text.")]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        metavar="P", help="Threshold mode: where the gate is surer than this, nobody else is asked; 0.5, say."
+    ),
+]
+Gate = Annotated[
+    str | None, typer.Option(metavar="NAME", help="With --threshold: the member that goes on alone (the first).")
+]
+Skip = Annotated[
+    bool | None,
+    typer.Option("--skip/--no-skip", help="With --threshold: ask nobody where nobody could outvote the gate."),
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Look ahead: this member (or auto) drafts, the others read drafts at once."),
+]
+ShowVotes = Annotated[
+    bool, typer.Option("--show-votes", help="Print every word and the members' favourites, then the text.")
+]
+VotesBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="UNIT",
+        help="With --show-votes: a line for each word (the default in voting on bytes), character, or step (the"
+        " default in voting on pieces).",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no notes, progress or statistics.")]
 

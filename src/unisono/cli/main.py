@@ -17,12 +17,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from unisono.cli import bench, inspect, run, score, show
+from unisono.cli import bench, chat, inspect, run, score, show
+from unisono.cli.stopping import Terminated
 from unisono.errors import EnsembleError
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came: everything is wound up as after Ctrl-C, and the exit code tells the two apart."""
 
 
 class Group(TyperGroup):
@@ -54,6 +51,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run.run)
+app.command()(chat.chat)
 app.command()(inspect.inspect)
 app.command()(bench.bench)
 app.command()(score.score)

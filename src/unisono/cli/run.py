@@ -13,18 +13,40 @@ import typer
 from unisono.cli import about, show
 from unisono.cli.common import (
     ConfigFile,
+    Drafter,
+    Epsilon,
+    FrequencyPenalty,
+    Gate,
+    IgnoreEnd,
+    IncludeStop,
     Json,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    MinTokens,
     Models,
     NBatch,
     NCtx,
     NGpuLayers,
     Plausibility,
+    PresencePenalty,
     Preset,
     Quiet,
+    RepetitionPenalty,
     Rule,
+    Seed,
+    ShowVotes,
+    SingleVoice,
+    Skip,
+    Stop,
+    Temperature,
     Threads,
+    Threshold,
+    TopK,
+    TopP,
     TopUnion,
     Vote,
+    VotesBy,
     configuration,
 )
 from unisono.errors import ConfigError, EnsembleError, PromptError, UnknownName
@@ -52,18 +74,8 @@ def run(
         typer.Option("--chat/--no-chat", help="The prompt is a user's message, for each member's chat template."),
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="With --chat: a system message before it.")] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Tokens to write at most (256 unless a file says otherwise): in voting on bytes, whole tokens of the"
-            " first member; in voting on pieces, pieces.",
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="A string that ends the text; may be given several times.")
-    ] = None,
+    max_tokens: MaxTokens = None,
+    stop: Stop = None,
     threads: Threads = None,
     n_ctx: NCtx = None,
     n_batch: NBatch = None,
@@ -72,14 +84,7 @@ def run(
     rule: Rule = None,
     plausibility: Plausibility = None,
     top_union: TopUnion = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="In voting on bytes: drop a member's branches (ways to have tokenised the text) that have less than"
-            " this share of its probability. 0 is exact and slow; 0.01 is the default.",
-        ),
-    ] = None,
+    epsilon: Epsilon = None,
     heal: Annotated[
         bool | None,
         typer.Option(
@@ -88,70 +93,25 @@ def run(
             " that a prompt may end inside a word.",
         ),
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="0 takes the likeliest (the default); above, choices are drawn.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Draw among so many likeliest choices only.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(metavar="P", help="Draw among the fewest choices that reach this probability.")
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Draw among choices with this share of the best's probability."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed draws the same text.")] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(metavar="R", help="Above 1: makes tokens that have been written less likely.")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option(metavar="X", help="Taken from the log-probability of tokens that have been written.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(metavar="X", help="The same, for each time they have been.")
-    ] = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT=X", help="Add to the log-probability of the token that is this text; repeatable."),
-    ] = None,
-    single_voice: Annotated[
-        bool | None,
-        typer.Option("--single-voice", help="With --vote pieces --temperature 1: one member, drawn anew, a token."),
-    ] = None,
-    min_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens to write before the text may end by itself.")
-    ] = None,
-    ignore_end: Annotated[bool | None, typer.Option("--ignore-end", help="Never let the text end by itself.")] = None,
-    include_stop: Annotated[
-        bool | None, typer.Option("--include-stop", help="Keep the string that ended the text.")
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="P", help="Threshold mode: where the gate is surer than this, nobody else is asked; 0.5, say."
-        ),
-    ] = None,
-    gate: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --threshold: the member that goes on alone (the first).")
-    ] = None,
-    skip: Annotated[
-        bool | None,
-        typer.Option("--skip/--no-skip", help="With --threshold: ask nobody where nobody could outvote the gate."),
-    ] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Look ahead: this member (or auto) drafts, the others read drafts at once."),
-    ] = None,
-    show_votes: Annotated[
-        bool, typer.Option("--show-votes", help="Print every word and the members' favourites, then the text.")
-    ] = False,
-    votes_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="UNIT",
-            help="With --show-votes: a line for each word (the default in voting on bytes), character, or step (the"
-            " default in voting on pieces).",
-        ),
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    repetition_penalty: RepetitionPenalty = None,
+    presence_penalty: PresencePenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    logit_bias: LogitBias = None,
+    single_voice: SingleVoice = None,
+    min_tokens: MinTokens = None,
+    ignore_end: IgnoreEnd = None,
+    include_stop: IncludeStop = None,
+    threshold: Threshold = None,
+    gate: Gate = None,
+    skip: Skip = None,
+    drafter: Drafter = None,
+    show_votes: ShowVotes = False,
+    votes_by: VotesBy = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Write every step to a file (schema: docs/trace.md).")
     ] = None,
@@ -200,8 +160,10 @@ def run(
     )
     if system is not None and not wanted.chat:
         raise ConfigError("--system is for a conversation: give --chat as well.")
-    _check_bytes(wanted, epsilon, heal)
-    by = votes_unit(wanted, show_votes, votes_by)
+    check_bytes(wanted, epsilon, heal)
+    if votes_by is not None and not show_votes:
+        raise ConfigError("--votes-by is for --show-votes: give that as well.")
+    by = votes_unit(wanted, votes_by)
     from unisono.cli.trace import Trace, check_creatable
 
     if trace:
@@ -217,8 +179,8 @@ def run(
                     show.say(f"Note: {note}")
             made_by = origin(ensemble, wanted, text, system) if trace or json else {}
             record = Trace(trace, ensemble.names, made_by) if trace else None
-            table = _table(ensemble, by, json) if by else None
-            display = table.step if table else _silent if json else _stream
+            table = vote_table(ensemble, by, json) if show_votes else None
+            display = table.step if table else _silent if json else stream
             finish, trouble = follow(generation, [display, *([record.step] if record else [])])
             if table and not isinstance(trouble, BrokenPipeError):
                 table.end()
@@ -242,7 +204,7 @@ def run(
             raise trouble
 
 
-def _check_bytes(config: Config, epsilon: float | None, heal: bool | None) -> None:
+def check_bytes(config: Config, epsilon: float | None, heal: bool | None) -> None:
     """Refuse options that would change nothing. Raises ConfigError."""
     if config.vote != "bytes" and (epsilon is not None or heal):
         option = "--heal" if epsilon is None else "--epsilon"
@@ -272,12 +234,8 @@ def biases(given: Sequence[str]) -> dict[str, float]:
     return out
 
 
-def votes_unit(config: Config, show_votes: bool, votes_by: str | None) -> By | None:
-    """What the votes are shown by; None where they are not. Raises ConfigError, UnknownName."""
-    if not show_votes:
-        if votes_by is not None:
-            raise ConfigError("--votes-by is for --show-votes: give that as well.")
-        return None
+def votes_unit(config: Config, votes_by: str | None) -> By:
+    """What votes are shown by. Raises UnknownName."""
     from unisono.words import BY
 
     if votes_by is None:
@@ -361,14 +319,15 @@ def follow(
     return generation.finish, None
 
 
-def _table(ensemble: Ensemble, by: By, json: bool) -> VoteTable:
+def vote_table(ensemble: Ensemble, by: By, json: bool = False) -> VoteTable:
     """The members' votes on standard output, or on standard error where --json has that for itself."""
     from unisono.cli.votes import VoteTable
 
     return VoteTable(show.console(stderr=json), ensemble.names, by)
 
 
-def _stream(step: Step) -> None:
+def stream(step: Step) -> None:
+    """Put what a step adds to the text on standard output."""
     show.put(step.text)
 
 
