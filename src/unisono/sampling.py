@@ -35,7 +35,7 @@ def shaped(
     arXiv 1904.09751); min-p what has at least that share of the best's probability (Nguyen et al., arXiv 2407.01082).
     Of equals, the lower ids stay.
 
-    >>> shaped(np.array([0.5, 0.3, 0.2]), top_k=2).tolist()
+    >>> shaped(np.array([0.5, 0.3, 0.2]), top_k=2).round(3).tolist()
     [0.625, 0.375, 0.0]
     """
     out: Probs = probs.astype(np.float64)
