@@ -24,7 +24,7 @@ END = 0
 SHORTEST = 256
 """Stretches of ids that count up beside the union ids are read as one from this length on."""
 
-PORTION = 1 << 15
+PORTION = 1 << 16
 """How many shares are worked on at once: what stays in the processor's cache."""
 
 BLOCK = 256
