@@ -327,3 +327,44 @@ def test_the_demo_models_write_and_leave_a_record(tmp_path: Path) -> None:
     assert votes[3].split()[2] == "␣Paris"
     assert "context holds 64" in refusal("run", *demo, "word " * 100)
     assert "0x04" in refusal("run", *demo, "a\x04")
+
+
+# How it writes
+
+
+def test_threshold_mode_says_how_often_all_voted_and_shows_who_decided(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    result = invoke("run", *TWO, "--threshold", "0", "--gate", "others", "--show-votes", "--trace", str(trace), PROMPT)
+    assert result.exit_code == 0, result.output
+    assert "all voted in 0 of " in result.stderr
+    assert "· one decided alone" in result.stdout
+    steps = [json.loads(line) for line in trace.read_text().splitlines()[1:-1]]
+    assert steps and all(step["votes"] == {} for step in steps)
+
+
+def test_every_way_to_choose_is_reached_from_the_command_line() -> None:
+    given = (
+        "--temperature 0.9 --top-k 5 --top-p 0.9 --min-p 0.01 --seed 3 --repetition-penalty 1.1 --presence-penalty 0.1"
+    )
+    more = "--presence-penalty 0.1 --frequency-penalty 0.1 --min-tokens 2 --include-stop --drafter auto --threshold 0.9 --no-skip"
+    result = invoke("run", *TWO, "--json", *given.split(), *more.split(), PROMPT)
+    assert result.exit_code == 0, result.output
+    config = json.loads(result.stdout)["config"]
+    assert (config["temperature"], config["top_k"], config["seed"], config["skip"]) == (0.9, 5, 3, False)
+    again = invoke("run", *TWO, "--json", *given.split(), *more.split(), PROMPT)
+    assert json.loads(again.stdout)["text"] == json.loads(result.stdout)["text"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--top-k", "3"], "top_k is for drawing: give a temperature above 0 as well."),
+        (["--gate", "some"], "A gate (some) is for threshold mode: give a threshold as well, 0.5, say."),
+        (["--threshold", "0.5", "--gate", "sme"], "No member to be the gate named 'sme'. Did you mean 'some'?"),
+        (["--drafter", "nobody"], "No member to draft named 'nobody'."),
+        (["--logit-bias", "the"], "--logit-bias 'the': write TEXT=X with a number, ' the=-2', say."),
+        (["--temperature", "1", "--single-voice"], "single_voice draws as the whole ensemble would only"),
+    ],
+)
+def test_a_way_to_choose_that_means_nothing_is_refused(options: list[str], said: str) -> None:
+    assert refusal("run", *TWO, *options, PROMPT).startswith(said)

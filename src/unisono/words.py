@@ -52,7 +52,7 @@ class Word:
     logprob: float
     """Natural log of its pooled probability: the sum over its steps."""
     votes: tuple[WordVote, ...]
-    """One a member, in the ensemble's order."""
+    """One a member, in the ensemble's order; empty where one member decided some step alone."""
     n_steps: int
     """How many steps it is made of."""
     finish: Finish | None = None
@@ -67,7 +67,8 @@ class Word:
     def of(cls, steps: Sequence[Step]) -> Word:
         """These steps as one word."""
         piece = b"".join(step.piece for step in steps)
-        votes = tuple(_vote(steps, member) for member in range(len(steps[0].votes)))
+        all_voted = all(step.votes for step in steps)
+        votes = tuple(_vote(steps, member) for member in range(len(steps[0].votes))) if all_voted else ()
         return cls(piece, sum(step.logprob for step in steps), votes, len(steps), steps[-1].finish)
 
 

@@ -354,6 +354,8 @@ def summary(stats: Stats, text: str, vote: str) -> str:
         parts.append(f"then {stats.tokens_per_s:.1f} tokens/s")
     if math.isfinite(stats.overhead):
         parts.append(f"{100 * stats.overhead:.1f} % on top of the members' forwards")
+    if stats.n_votes < stats.n_steps:
+        parts.append(f"all voted in {stats.n_votes} of {stats.n_steps} steps")
     forwards = []
     for name, n, seconds in zip(stats.members, stats.n_forwards, stats.forward_s, strict=True):
         each = f"{n / stats.n_tokens:.2f} a token, " if stats.n_tokens else ""

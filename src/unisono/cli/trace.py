@@ -85,7 +85,7 @@ def step_record(step: Step, names: Sequence[str]) -> dict[str, Any]:
             "favourite_logprob": number(vote.favourite_logprob),
             "chosen_logprob": number(vote.chosen_logprob),
         }
-        for name, vote in zip(names, step.votes, strict=True)
+        for name, vote in zip(names, step.votes, strict=bool(step.votes))  # none where one member decided alone
     }
     return {**_spelled("piece", step.piece), "logprob": number(step.logprob), "votes": votes}
 

@@ -20,6 +20,8 @@ WIDTH = 12
 """Columns for a word: a table of two members fits into 80."""
 MARKS = {"all": ("+", "green"), "some": ("~", "yellow"), "none": ("-", "red")}
 """How many members liked the choice best -> mark and colour of the line."""
+ALONE = ("·", "cyan")
+"""The same, where one member decided alone."""
 HEADINGS: dict[By, str] = {"word": "word", "character": "char", "step": "step"}
 
 
@@ -76,7 +78,7 @@ class VoteTable:
     def _begin(self) -> None:
         from rich.text import Text
 
-        said = ", ".join(f"{mark} {how}" for how, (mark, _) in MARKS.items())
+        said = ", ".join(f"{mark} {how}" for how, (mark, _) in MARKS.items()) + f"; {ALONE[0]} one decided alone"
         notes = [
             f"How many members liked the choice best: {said}.",
             "Under each member: the p that it gave to the choice, and = or what it liked better, with the p of that.",
@@ -90,7 +92,7 @@ class VoteTable:
     def _line(self, word: Word) -> Text:
         from rich.text import Text
 
-        mark, colour = MARKS[agreement(word)]
+        mark, colour = MARKS[agreement(word)] if word.votes else ALONE
         line = Text(f"{mark}{self._n_lines:>5}  ", style="")
         line.append(f"{_cell(visible(word.piece))} {_probability(word.logprob)}", style=colour)
         for vote in word.votes:
