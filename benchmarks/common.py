@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shlex
@@ -23,7 +24,20 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Real evaluation texts, where they lie beside the project."""
 
 
-def arguments(description: str, **defaults: int | float) -> argparse.Namespace:
+def dev_prompts(n: int) -> list[str]:
+    """The first questions of each evaluation set in turn; a few sentences of our own where the sets are absent."""
+    sets = [
+        [json.loads(line)["question"] for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in sorted(DATA.glob("*-dev.jsonl"))
+        if not path.name.startswith("text-")
+    ] or [
+        ["Once upon a time", "The capital of France is", "def fibonacci(n):\n", "Water boils at", "To make tea, first"]
+    ]
+    turns = [questions[k] for k in range(max(map(len, sets))) for questions in sets if k < len(questions)]
+    return turns[:n]
+
+
+def arguments(description: str, **defaults: int | float | str) -> argparse.Namespace:
     """-m, --threads, and a flag for each default."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("-m", "--model", action="append", help="spec of a member; the demo models if none is given")

@@ -343,10 +343,8 @@ def test_threshold_mode_says_how_often_all_voted_and_shows_who_decided(tmp_path:
 
 
 def test_every_way_to_choose_is_reached_from_the_command_line() -> None:
-    given = (
-        "--temperature 0.9 --top-k 5 --top-p 0.9 --min-p 0.01 --seed 3 --repetition-penalty 1.1 --presence-penalty 0.1"
-    )
-    more = "--presence-penalty 0.1 --frequency-penalty 0.1 --min-tokens 2 --include-stop --drafter auto --threshold 0.9 --no-skip"
+    given = "--temperature 0.9 --top-k 5 --top-p 0.9 --min-p 0.01 --seed 3 --repetition-penalty 1.1"
+    more = "--frequency-penalty 0.1 --min-tokens 2 --include-stop --drafter auto --threshold 0.9 --no-skip"
     result = invoke("run", *TWO, "--json", *given.split(), *more.split(), PROMPT)
     assert result.exit_code == 0, result.output
     config = json.loads(result.stdout)["config"]

@@ -1,0 +1,75 @@
+"""What looking ahead, threshold mode and many texts at once bring, beside a vote at every step, in one run.
+
+python benchmarks/modes.py --vote pieces
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+
+from common import arguments, dev_prompts, load, print_table
+
+from unisono.ensemble import Ensemble
+from unisono.steps import Stats
+
+
+def timed(ensemble: Ensemble, prompt: str, n: int) -> tuple[float, Stats]:
+    """Milliseconds a token after the first step, and what it cost."""
+    generation = ensemble.generate(prompt, max_tokens=n, ignore_end=True)
+    generation.run()
+    stats = generation.stats
+    return 1000 * (stats.wall_s - stats.first_s) / (stats.n_tokens - stats.first_tokens), stats
+
+
+def together(ensemble: Ensemble, prompts: list[str], n: int) -> float:
+    """Tokens a second of all these texts, written side by side."""
+    generations = [ensemble.generate(prompt, max_tokens=n, ignore_end=True) for prompt in prompts]
+    begun = perf_counter()
+    for generation in generations:
+        next(generation)
+    for generation in generations:
+        generation.run()
+    return sum(generation.stats.n_tokens for generation in generations) / (perf_counter() - begun)
+
+
+def main() -> None:
+    args = arguments(__doc__ or "", max_tokens=64, repeat=3, vote="bytes", threshold=0.5, gate="gemma3-270m", texts=16)
+    prompts = dev_prompts(max(args.texts, args.repeat))
+    with load(args, vote=args.vote, n_contexts=256, n_cells=16384) as plain:
+        members, weights = plain.members, plain.weights.tolist()
+        names = [member.name for member in members]
+        gate = names.index(args.gate)
+        ahead = Ensemble(members, weights, vote=args.vote, drafter=names[0])
+        gated = Ensemble(members, weights, vote=args.vote, threshold=args.threshold, gate=args.gate)
+        alone = Ensemble(members, weights, vote=args.vote, threshold=0.0, gate=args.gate)
+        ways = {"every step": plain, "looking ahead": ahead, "gate alone": alone, "threshold": gated}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        stats: dict[str, list[Stats]] = {name: [] for name in ways}
+        for ensemble in ways.values():
+            timed(ensemble, prompts[0], 8)
+        for prompt in prompts[: args.repeat]:
+            for name, ensemble in ways.items():
+                ms, cost = timed(ensemble, prompt, args.max_tokens)
+                times[name].append(ms)
+                stats[name].append(cost)
+        rows: list[list[object]] = []
+        for name in ways:
+            n_tokens = sum(s.n_tokens for s in stats[name])
+            lag = 1000 * sum(s.forward_s[n] for s in stats[name] for n in range(len(names)) if n != gate) / n_tokens
+            voted = sum(s.n_votes for s in stats[name]) / sum(s.n_steps for s in stats[name])
+            ratios = [a / b for a, b in zip(times["every step"], times[name], strict=True)]
+            rows.append([name, median(times[name]), median(ratios), voted, lag])
+        columns = ["way", "ms/token", "times as fast", "steps voted", "ms/token of others than the gate"]
+        print_table(f"On {args.vote}: medians over {args.repeat} texts; the gate is {args.gate}", columns, rows)
+        one = median([together(plain, [prompt], args.max_tokens) for prompt in prompts[:2]])
+        many = together(plain, prompts[: args.texts], args.max_tokens)
+        print_table(
+            "Tokens a second of all texts",
+            ["texts at once", "tokens/s", "times one"],
+            [[1, one, 1.0], [args.texts, many, many / one]],
+        )
+
+
+if __name__ == "__main__":
+    main()
