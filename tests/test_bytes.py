@@ -688,3 +688,17 @@ def test_a_member_without_a_say_neither_adds_nor_vetoes(rule: str) -> None:
     step = next(Ensemble([one, two], rule=rule).generate("a", heal=False))
     assert step.piece == b"a"
     assert math.exp(step.logprob) == pytest.approx(0.75)
+
+
+def test_what_was_dropped_is_forgotten_where_a_branch_can_write_anything_even_if_some_bytes_are_missing() -> None:
+    """Or a branch dropped long ago would be taken up, and all the text since be read again in many ways."""
+    v = Vocabulary.build([b"a", b"b", b"ab", b"ba", b"aba", b"bab"])
+    member = TableMember.random("m", v, seed=4)
+    assert len(v.missing_bytes) == 254
+    voter = ByteVoting([member], epsilon=0.2).voter(0, MemberPrompt([0]))
+    for byte in b"ab" * 20:
+        settle(voter)
+        voter.hear(byte)
+        if any(not prefix for prefix, _ in voter.branches):
+            assert not voter._dormant
+    assert voter.n_dropped > 0

@@ -12,6 +12,7 @@ al., arXiv 2412.03719.) A member is asked for a forward only where the open byte
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,8 @@ class ByteVoting:
         self._readable = np.ones(N_CHOICES, dtype=bool)
         for member in members:
             self._readable[list(member.vocabulary.missing_bytes)] = False
+        self.spans = [longest_with(m.vocabulary, m.vocabulary.missing_bytes) for m in members]
+        """Of each member: how long its pieces with bytes are that it has only inside of pieces."""
         self._usual: dict[tuple[int, int, int], bool] = {}
 
     def spelled(self, choice: int) -> bytes:
@@ -160,6 +163,18 @@ class ByteVoting:
             except ValueError:  # half a character: the tokenizer cannot say
                 self._usual[key] = True
         return self._usual[key]
+
+
+def longest_with(vocabulary: Vocabulary, wanted: Sequence[int]) -> int:
+    """How long the longest piece is that holds one of these bytes; 0 where none does.
+
+    >>> longest_with(Vocabulary.build([b"a", b"ab", b"cab"]), b"b"), longest_with(Vocabulary.build([b"a"]), b"b")
+    (3, 0)
+    """
+    if not wanted:
+        return 0
+    holds = re.compile(b"[" + b"".join(b"\\x%02x" % byte for byte in wanted) + b"]").search
+    return max((len(piece) for piece in vocabulary.sorted_pieces if holds(piece)), default=0)
 
 
 def filled(votes: Votes) -> Votes:
@@ -712,11 +727,15 @@ class ByteVoter:
 
     def _remember_dropped(self, survivors: Sequence[Branch], shares: Sequence[float], kept: Sequence[Branch]) -> None:
         """What was dropped may be all that is left when the others choose what the kept branches cannot write. Where a
-        kept branch has no open bytes, it can write anything, and nothing needs to be remembered."""
+        kept branch has no open bytes, it can write all but bytes that stand only inside of pieces; so only what is
+        inside of such a piece, perhaps, needs to be remembered."""
         self.n_dropped += len(survivors) - len(kept)
-        if not self._missing and any(not b.prefix and not b.behind for b in kept):
-            self._dormant.clear()
-        elif len(survivors) > len(kept):
+        if any(not b.prefix and not b.behind for b in kept):
+            span, now = self._unit.spans[self._number], len(self._text)
+            self._dormant = [d for d in self._dormant if now - (d.born - len(d.prefix)) < span]
+            if not span:
+                return
+        if len(survivors) > len(kept):
             before: dict[tuple[int, int], list[int]] = {}  # siblings share what stands before their last token
             for b, share in zip(survivors, shares, strict=True):
                 if share > 0 and b not in kept:
