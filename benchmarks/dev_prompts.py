@@ -1,5 +1,5 @@
-"""What each member reads for a token, over questions of the evaluation sets, and with --modes all whether the text stays
-the same in other ways of writing it: looking ahead, a threshold of 1.
+"""What each member reads for a token, over questions of the evaluation sets, and with --modes all whether the text
+stays the same in other ways of writing it: looking ahead, a threshold of 1.
 
     python benchmarks/dev_prompts.py --prompts 50 --max-tokens 32
 """

@@ -81,7 +81,7 @@ def test_models_override_the_members_of_the_file(file: Path) -> None:
         ("members: [{model: a.gguf, wieght: 1}]", "named 'wieght'. Did you mean 'weight'"),
         ("members: [{model: a.gguf}]\nmax_tokens: 0", "ensemble.yaml: max_tokens: .*greater than or equal to 1, not 0"),
         ("members: 3", "ensemble.yaml: members: .*list"),
-        ("members: [a.gguf]", "ensemble.yaml: members.0: "),
+        ("members: [7]", "ensemble.yaml: members.0: "),
         ("rule: linear", "ensemble.yaml names no members"),
         ("- a", "ensemble.yaml must hold keys and values"),
         ("a: [", "ensemble.yaml is not valid YAML"),

@@ -291,7 +291,10 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         ),
         (["-m", "table:some", "--top-union", "3"], "top_union is for the rule unite, and linear has no use for it"),
         (["-m", "table:some=-1", "--rule", "contrastive"], "No member's weight is positive"),
-        (["-m", "table:some", "--vote", "words"], "vote: "),
+        (
+            ["-m", "table:some", "--vote", "words"],
+            "No value of vote in the options named 'words'. Known: bytes, pieces.",
+        ),
         (["-m", "table:nan"], "nan returned NaN or infinite logits"),
         (["-m", "table:narrow"], "whose context holds 4"),
         (["-m", "table:some", "--preset", "demo"], "not from both"),

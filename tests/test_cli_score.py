@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -475,3 +477,41 @@ def test_an_amateur_takes_part_in_a_score(text: Path) -> None:
 def test_rules_that_cannot_score_are_refused(text: Path) -> None:
     assert "unite is for voting on pieces" in refusal("score", str(text), *TWO, *SMALL, "--rule", "unite")
     assert "linear has no use for it" in refusal("score", str(text), *TWO, *SMALL, "--plausibility", "0.2")
+
+
+def test_nothing_is_written_over_what_is_read(tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("abcd")
+    same = tmp_path / "x.npz"
+    for options in (["--save", str(text)], ["--resume", str(text)], ["--save", str(same), "--resume", str(same)]):
+        assert "would be written over" in refusal("score", "-m", "table:some", *options, str(text))
+    assert text.read_text() == "abcd" and not same.exists()
+
+
+def test_a_checkpoint_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("abcd")
+    assert "is no regular file" in refusal("score", "-m", "table:some", "--resume", "/dev/null", str(text))
+
+
+def test_names_that_are_too_long_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("abcd")
+    assert "too long" in refusal("score", "-m", "table:some", "--save", "s" * 304, str(text)).lower()
+    assert "too long" in refusal("score", "-m", "m" * 5000 + "=1", str(text)).lower()
+
+
+def test_a_file_name_that_is_not_utf8_is_spelled_out_in_json(tmp_path: Path) -> None:
+    from unisono.cli.show import spelled_out
+
+    told = spelled_out(json.dumps({"file": "bad\udcff.txt"}, ensure_ascii=False))
+    assert json.loads(told.encode()) == {"file": "bad\udcff.txt"}
+
+
+def test_the_first_bytes_of_a_pipe_may_end_inside_a_character(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes("abcé more".encode()))
+    writer.start()
+    assert documents.read(pipe, 4).data == b"abc"
+    writer.join()

@@ -39,14 +39,14 @@ def test_a_key_that_does_not_exist_is_named_with_the_nearest_that_does(values: d
     [
         ({}, "test.yaml: members: field required"),
         ({"members": []}, r"test.yaml: members: list should have at least 1 item.*, not \[\]"),
-        ({"members": ["demo:a"]}, "test.yaml: members.0: .*, not 'demo:a'"),
+        ({"members": [7]}, "test.yaml: members.0: .*, not 7"),
         ({"members": [{}]}, "test.yaml: members.0.model: field required"),
         ({"members": [{"model": ""}]}, "test.yaml: members.0.model: .*, not ''"),
         ({"members": [{"model": "a", "n_ctx": 0}]}, "test.yaml: members.0.n_ctx: .*greater than or equal to 8, not 0"),
         ({"members": [{"model": "a", "n_contexts": 257}]}, "less than or equal to 256, not 257"),
         ({"members": [{"model": "a", "weight": "heavy"}]}, "members.0.weight: .*valid number.*, not 'heavy'"),
         ({**ONE, "threads": 0}, "threads: .*greater than or equal to 1, not 0"),
-        ({**ONE, "vote": "words"}, "vote: .*'bytes'.*'pieces'.*, not 'words'"),
+        ({**ONE, "vote": "words"}, "No value of vote in test.yaml named 'words'. Known: bytes, pieces."),
         ({**ONE, "max_tokens": 0}, "max_tokens: .*greater than or equal to 1, not 0"),
         ({**ONE, "plausibility": 1.5}, "plausibility: .*less than or equal to 1, not 1.5"),
         ({**ONE, "top_union": 0}, "top_union: .*greater than or equal to 1, not 0"),
@@ -208,3 +208,22 @@ def test_a_preset_is_found_by_name_and_its_specs_are_sound() -> None:
         assert [MemberConfig(model=spec).model for spec in preset(name)] == PRESETS[name]
     with pytest.raises(UnknownName, match=r"No preset named 'demos'. Did you mean 'demo'"):
         preset("demos")
+
+
+@pytest.mark.parametrize("text", ["threads: 2024-02-30", "[" * 5000, "a: [", "\x00"])
+def test_yaml_that_is_none_is_refused_with_the_files_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.yaml is not valid YAML") as caught:
+        read_config(path)
+    assert "<unicode string>" not in str(caught.value)
+
+
+def test_a_member_may_be_just_its_spec() -> None:
+    config = checked(Config, {"members": ["demo:a=0.25", {"model": "demo:b", "weight": 1}]}, "it")
+    assert [(member.model, member.weight) for member in config.members] == [("demo:a", 0.25), ("demo:b", 1)]
+
+
+def test_a_value_that_is_none_of_a_few_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'bytes'"):
+        checked(Config, {"members": ["demo:a"], "vote": "byte"}, "it")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from unisono.arrays import Weights
 from unisono.errors import ConfigError, UnknownName
@@ -92,7 +92,19 @@ class Config(TextConfig):
     """An ensemble and how it writes."""
 
     members: list[MemberConfig] = Field(min_length=1)
-    """The members, in order."""
+    """The members, in order; one of which nothing else is to be said may be just its spec, or SPEC=WEIGHT."""
+
+    @field_validator("members", mode="before")
+    @classmethod
+    def _from_specs(cls, given: Any) -> Any:
+        if not isinstance(given, list):
+            return given
+        pairs = [split_weight(member) if isinstance(member, str) else None for member in given]
+        return [
+            member if pair is None else {"model": pair[0], "weight": pair[1]}
+            for member, pair in zip(given, pairs, strict=True)
+        ]
+
     threads: int | None = Field(default=None, ge=1)
     """Threads for every member that names none; None: as many as llama.cpp finds good."""
     vote: Literal["bytes", "pieces"] = "bytes"
@@ -149,6 +161,9 @@ def checked(model: type[T], values: Any, where: str) -> T:
             known = MemberConfig.model_fields if "members" in path[:-1] else model.model_fields
             raise UnknownName(f"key in {where}", path[-1], known) from exc
         key = ".".join(path) or "the whole"
+        if first["type"] == "literal_error":
+            choices = [choice.strip("' ") for choice in first["ctx"]["expected"].replace(" or ", ",").split(",")]
+            raise UnknownName(f"value of {key} in {where}", str(first["input"]), choices) from exc
         given = "" if first["type"] == "missing" else f", not {first['input']!r}"
         raise ConfigError(f"{where}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}{given}.") from exc
 
@@ -164,9 +179,10 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}.") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(exc).split())}.") from exc
+        raise ConfigError(f"{path} cannot be read: {exc.strerror}. Give --config a YAML file.") from exc
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        said = " ".join(str(exc).replace('"<unicode string>"', str(path)).split())
+        raise ConfigError(f"{path} is not valid YAML: {said}.") from exc
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, such as 'members:'; it holds {type(values).__name__}.")
     return values
@@ -186,8 +202,11 @@ def split_weight(argument: str) -> tuple[str, float | None]:
     (('demo:smollm2-135m', 0.3), ('a.gguf', None))
     """
     spec, sign, weight = argument.rpartition("=")
-    if not sign or Path(argument.removeprefix("gguf:")).exists():
-        return argument, None
+    try:
+        if not sign or Path(argument.removeprefix("gguf:")).exists():
+            return argument, None
+    except OSError as exc:
+        raise ConfigError(f"{argument[:60]}... cannot be a path: {exc.strerror}.") from exc
     try:
         return spec, float(weight)
     except ValueError:

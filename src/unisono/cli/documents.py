@@ -32,7 +32,7 @@ def read(path: Path, max_bytes: int | None) -> Document:
     try:
         with path.open("rb") as file:
             data = file.read(-1 if max_bytes is None else max_bytes)
-            n = max(path.stat().st_size, len(data))
+            n = max(path.stat().st_size, len(data) + len(file.read(1)))  # a pipe has no size
     except OSError as exc:
         raise ConfigError(f"The text {path} cannot be read: {exc.strerror}.") from exc
     try:

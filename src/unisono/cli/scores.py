@@ -90,14 +90,34 @@ def _added(a: list[Any], b: list[Any]) -> list[Any]:
 
 def check_writable(path: Path) -> None:
     """Raise ConfigError if nothing can be written there; whatever the file holds stays."""
-    existed = path.exists()
     try:
+        existed = path.exists()
+        if existed and not path.is_file() and not path.is_dir():
+            raise ConfigError(f"{path} is no regular file: give one that can be written and read again.")
         with path.open("ab"):
             pass
         if not existed:
             path.unlink()
     except OSError as exc:
         raise _refusal(path, exc) from exc
+
+
+def check_distinct(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) -> None:
+    """Raise ConfigError where something would be written over what is read, or over something else that is written."""
+    taken = [(f"the text {path}", path) for path in inputs]
+    for option, path in outputs.items():
+        if path is not None:
+            for what, other in taken:
+                if _same(path, other):
+                    raise ConfigError(f"{option} {path} would be written over {what}: give it another file.")
+            taken.append((f"that of {option}", path))
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one is not there yet
+        return one.absolute() == other.absolute()
 
 
 class Checkpoint:

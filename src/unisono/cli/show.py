@@ -74,7 +74,16 @@ def put(text: str) -> None:
 
 def put_json(values: Any) -> None:
     """Write one JSON object to standard output."""
-    put(json.dumps(values, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+    put(spelled_out(json.dumps(values, ensure_ascii=False, indent=2, allow_nan=False)) + "\n")
+
+
+def spelled_out(json_text: str) -> str:
+    """JSON with lone surrogates, as file names that are not UTF-8 have them, as escapes.
+
+    >>> spelled_out('"a' + chr(0xDCFF) + '"')
+    '"a\\\\udcff"'
+    """
+    return json_text.encode(errors="backslashreplace").decode()
 
 
 def say(line: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from unisono.cli.show import number
+from unisono.cli.show import number, spelled_out
 from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Trace:
     def _write(self, record: Mapping[str, Any]) -> None:
         assert self._file is not None
         try:
-            self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.write(spelled_out(json.dumps(record, ensure_ascii=False, allow_nan=False)) + "\n")
         except OSError as exc:
             self._close()
             raise _refusal(self._path, exc) from exc
@@ -61,10 +61,10 @@ class Trace:
 
 def check_creatable(path: Path) -> None:
     """Raise ConfigError if a trace cannot be written there; whatever the file holds stays."""
-    existed = path.exists()
-    if existed and not path.is_file() and not path.is_dir():
-        return  # a pipe or device: opening it would already do something
     try:
+        existed = path.exists()
+        if existed and not path.is_file() and not path.is_dir():
+            return  # a pipe or device: opening it would already do something
         with path.open("ab"):
             pass
         if not existed:
