@@ -46,7 +46,6 @@ def test_a_key_that_does_not_exist_is_named_with_the_nearest_that_does(values: d
         ({"members": [{"model": "a", "n_contexts": 257}]}, "less than or equal to 256, not 257"),
         ({"members": [{"model": "a", "weight": "heavy"}]}, "members.0.weight: .*valid number.*, not 'heavy'"),
         ({**ONE, "threads": 0}, "threads: .*greater than or equal to 1, not 0"),
-        ({**ONE, "vote": "words"}, "No value of vote in test.yaml named 'words'. Known: bytes, pieces."),
         ({**ONE, "max_tokens": 0}, "max_tokens: .*greater than or equal to 1, not 0"),
         ({**ONE, "plausibility": 1.5}, "plausibility: .*less than or equal to 1, not 1.5"),
         ({**ONE, "top_union": 0}, "top_union: .*greater than or equal to 1, not 0"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -311,3 +312,41 @@ def test_a_member_that_lags_reads_all_it_missed_in_one_forward(vote: str) -> Non
     assert generation.stats.n_votes == 3
     assert generation.stats.n_forwards == [30, 3]
     assert generation.stats.n_read == [30, 21]
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_five_hundred_requests_with_random_ways_and_cancellations_leave_nothing_behind(vote: str) -> None:
+    draw = np.random.default_rng(1)
+    n_cells = 70 if vote == "pieces" else 130
+    member, other = TightMember("m", V, 3, n_cells, n_contexts=64), TableMember.random("other", W, 9)
+    ways: list[dict[str, Any]] = [{}, {"drafter": "m"}, {"threshold": 0.4, "gate": "other"}]
+    ensembles = [Ensemble([member, other], vote=vote, epsilon=0.05, **way) for way in ways]
+    alive: list[Generation] = []
+    n_failed = 0
+    for number in range(500):
+        ensemble = ensembles[number // 167]
+        if number % 167 == 0:  # one engine at a time drives the members
+            for generation in alive:
+                generation.close()
+            alive = []
+        prompt = "".join(draw.choice(list("ab "), size=int(draw.integers(1, 12))))
+        settings: dict[str, Any] = {"max_tokens": int(draw.integers(1, 40)), "ignore_end": bool(draw.random() < 0.7)}
+        if draw.random() < 0.5:
+            settings |= {"temperature": float(draw.uniform(0.2, 2)), "seed": number, "top_p": float(draw.uniform(0, 1))}
+        if draw.random() < 0.3:
+            settings |= {"frequency_penalty": 0.5, "stop": ["ab a"]}
+        alive.append(ensemble.generate("a" + prompt, **settings))
+        for _ in range(int(draw.integers(1, 8))):
+            generation = alive[int(draw.integers(len(alive)))]
+            try:
+                next(generation, None)
+            except EnsembleError:
+                n_failed += 1
+        if draw.random() < 0.4:
+            alive.pop(int(draw.integers(len(alive)))).close()
+        alive = [generation for generation in alive if generation.finish is None]
+    for generation in alive:
+        generation.close()
+    assert member.n_released > 0 and n_failed < 25
+    assert not member._contexts and not other._contexts
+    assert all(ensemble.engine.n_texts == 0 for ensemble in ensembles)

@@ -86,8 +86,8 @@ class Drafter:
             if at + len(ids) > self.reader.voter.member.n_ctx:
                 break
             self._feed = Feed(context, at, ids, len(ids))
-            yield None
-            assert self._rows is not None
+            while self._rows is None:  # more than one round where the text was put back
+                yield None
             for i, row in zip(ids, self._rows, strict=True):
                 self.reader.put_ahead(context, at, i, row)
                 at += 1
