@@ -13,10 +13,11 @@ from fakes import byte_vocabulary, constant
 from strategies import members
 from unisono.arrays import Logits
 from unisono.ensemble import Ensemble, Generation
-from unisono.errors import BackendError, CacheFull, EnsembleError
+from unisono.errors import BackendError, CacheFull, ConfigError, EnsembleError
 from unisono.members.base import Feed
 from unisono.members.fake import TableMember
 from unisono.vocabulary import Kind, Vocabulary
+from unisono.voting.pieces import PieceVoter
 
 VOTES = ("bytes", "pieces")
 
@@ -350,3 +351,34 @@ def test_five_hundred_requests_with_random_ways_and_cancellations_leave_nothing_
     assert member.n_released > 0 and n_failed < 25
     assert not member._contexts and not other._contexts
     assert all(ensemble.engine.n_texts == 0 for ensemble in ensembles)
+
+
+@pytest.mark.parametrize("drafter", [None, "one"])
+@pytest.mark.parametrize("seed", range(8))
+def test_respelling_keeps_every_finished_word_in_the_members_own_tokens(seed: int, drafter: str | None) -> None:
+    one = TableMember.random("one", Vocabulary.build([b"a", b"b", b" "]), seed, spread=1)
+    two = TableMember.random("two", Vocabulary.build([b"a", b"b", b" ", b"ab", b" a", b" ab", b"aba"]), seed, spread=1)
+    ensemble = Ensemble([one, two], vote="pieces", respell="word", drafter=drafter)
+    generation = ensemble.generate("b ", max_tokens=30)
+    pieces = [step.piece for _, step in zip(range(24), generation, strict=False)]
+    assert generation._of.writing is not None
+    voter = generation._of.writing.voters[1]
+    assert isinstance(voter, PieceVoter)
+    ids = [*voter._read, *voter._lag][voter._n_prompt :]
+    written = b"".join(pieces).decode() + b"".join(step.piece for step in generation._of.steps).decode()
+    assert two.vocabulary.join(ids).decode() == written
+    finished, last = [], ""
+    for piece in [*pieces, *(step.piece for step in generation._of.steps)]:
+        if piece[:1] == b" " and last:
+            finished.append(last)
+            last = ""
+        last += piece.decode()
+    usual = [i for word in finished for i in two.encode(word)]
+    assert ids[: len(usual)] == usual
+    generation.close()
+    assert not one._contexts and not two._contexts
+
+
+def test_respelling_is_for_pieces() -> None:
+    with pytest.raises(ConfigError, match="respell is for voting on pieces"):
+        Ensemble([constant(V, {0: 1.0})], respell="word")

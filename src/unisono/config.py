@@ -112,6 +112,8 @@ class Config(TextConfig):
     epsilon: float = Field(default=0.01, ge=0, lt=1)
     """In voting on bytes, the share below which one of a member's branches is dropped; 0 is exact (up to
     64 branches) and slow."""
+    respell: Literal["none", "word"] = "none"
+    """In voting on pieces, have every member read each finished word anew in its own tokens; the text stays as it is."""
     utf8: bool = True
     """In voting on bytes, mask what cannot go on with valid UTF-8."""
     rule: str = "linear"

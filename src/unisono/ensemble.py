@@ -44,6 +44,7 @@ class Ensemble:
         utf8: bool = True,
         plausibility: float | None = None,
         top_union: int | None = None,
+        respell: str = "none",
         drafter: str | None = None,
         threshold: float | None = None,
         gate: str | None = None,
@@ -66,12 +67,18 @@ class Ensemble:
         self._rule = rule_of(rule, vote, plausibility, top_union)
         self.weights = weights_for(rule, [None] * len(self.members) if weights is None else list(weights), self.names)
         self.unit: Unit = (
-            PieceVoting(self.members, top_union=TOP_UNION if top_union is None else top_union)
+            PieceVoting(
+                self.members, top_union=TOP_UNION if top_union is None else top_union, respell=respell == "word"
+            )
             if vote == "pieces"
             else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
         )
 
         self.engine = Engine(self.unit)
+        if respell not in ("none", "word"):
+            raise UnknownName("way to respell", respell, ("none", "word"))
+        if respell != "none" and vote != "pieces":
+            raise ConfigError("respell is for voting on pieces: on bytes, contexts are in their own tokens anyway.")
         if gate is not None and threshold is None:
             raise ConfigError(f"A gate ({gate}) is for threshold mode: give a threshold as well, 0.5, say.")
         if gate is not None and gate not in self.names:
@@ -161,6 +168,7 @@ class Ensemble:
                 utf8=config.utf8,
                 plausibility=config.plausibility,
                 top_union=config.top_union,
+                respell=config.respell,
                 drafter=config.drafter,
                 threshold=config.threshold,
                 gate=config.gate,

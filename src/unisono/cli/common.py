@@ -60,6 +60,10 @@ TopUnion = Annotated[
         min=1, metavar="N", help="With --rule unite: how many of each member's best choices are pooled; 10 by default."
     ),
 ]
+Respell = Annotated[
+    str | None,
+    typer.Option(metavar="WHEN", help="With --vote pieces: word has every finished word read anew in own tokens."),
+]
 Vote = Annotated[str | None, typer.Option(metavar="UNIT", help="What is voted on: bytes (the default) or pieces.")]
 Epsilon = Annotated[
     float | None,

@@ -33,6 +33,7 @@ from unisono.cli.common import (
     Preset,
     Quiet,
     RepetitionPenalty,
+    Respell,
     Rule,
     Seed,
     ShowVotes,
@@ -84,6 +85,7 @@ def run(
     rule: Rule = None,
     plausibility: Plausibility = None,
     top_union: TopUnion = None,
+    respell: Respell = None,
     epsilon: Epsilon = None,
     heal: Annotated[
         bool | None,
@@ -138,6 +140,7 @@ def run(
         rule=rule,
         plausibility=plausibility,
         top_union=top_union,
+        respell=respell,
         epsilon=epsilon,
         heal=heal,
         temperature=temperature,

@@ -17,7 +17,7 @@ from unisono.members.base import Feed, Member
 from unisono.pooling import Rule, linear, unite
 from unisono.sampling import Tilt, greedy
 from unisono.union import END, Shares, UnionVocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context
+from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
 
 TOP_UNION = 10
 """How many of each member's choices the rule unite takes, unless the user says otherwise; as in arXiv 2410.03777."""
@@ -29,10 +29,11 @@ class PieceVoting:
     Args:
         members: Who votes.
         top_union: How many of each member's choices the rule unite takes.
+        respell: At the end of each word, have every member read it anew in the tokens of its own tokenizer.
     """
 
-    def __init__(self, members: Sequence[Member], *, top_union: int = TOP_UNION) -> None:
-        self.members, self.top_union = members, top_union
+    def __init__(self, members: Sequence[Member], *, top_union: int = TOP_UNION, respell: bool = False) -> None:
+        self.members, self.top_union, self.respell = members, top_union, respell
         self.union = UnionVocabulary.remembered([m.vocabulary for m in members])
         self.end = END
         self._spellers = [Speller(m) for m in members]
@@ -74,7 +75,7 @@ class PieceVoting:
         held: Sequence[tuple[int, Sequence[int]]] = (),
         tilt: Tilt | None = None,
     ) -> PieceVoter:
-        return PieceVoter(self.union, member, self._spellers[member], prompt, held)
+        return PieceVoter(self.union, member, self._spellers[member], prompt, held, self.respell)
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,10 @@ class PieceVoter:
         speller: Speller,
         prompt: MemberPrompt,
         held: Sequence[tuple[int, Sequence[int]]] = (),
+        respell: bool = False,
     ) -> None:
         self.member = speller.member
+        self._respell = respell
         self._union, self.number, self._speller = union, number, speller
         ids = [*prompt.ids, *(speller.spell(prompt.tail) if prompt.tail else ())]
         self._n_prompt = len(ids)
@@ -199,6 +202,10 @@ class PieceVoter:
         self._read: list[int]
         self._context, self._read = begin_context(self.member, ids, held)
         self._lag = ids[len(self._read) :]
+        self._word = b""
+        """What has been written of the word under way; it begins with its space."""
+        self._word_at = len(ids)
+        """Where its tokens begin."""
         self.shares = Shares(union.projections[number])
         self._favourite: tuple[int, float] | None = None
 
@@ -251,7 +258,7 @@ class PieceVoter:
         return Sure([choice], prob, self._speller.spell(self._union.pieces[choice])) if prob > threshold else None
 
     def adopt(self, token: Sure) -> None:
-        self._lag.extend(token.ids)
+        self._add(self._union.pieces[token.choices[0]], token.ids)
 
     def draft(self) -> tuple[int, int, list[int], list[int]] | None:
         assert self.shares.total and self._context is not None
@@ -286,7 +293,29 @@ class PieceVoter:
         return self._favourite
 
     def hear(self, choice: int) -> None:
-        self._lag.extend(self._speller.spell(self._union.pieces[choice]))
+        piece = self._union.pieces[choice]
+        self._add(piece, self._speller.spell(piece))
+
+    def _add(self, piece: bytes, ids: Sequence[int]) -> None:
+        if self._respell and piece[:1].isspace() and self._word:
+            self._end_word()
+        self._word += piece
+        self._lag = [*self._lag, *ids]
+
+    def _end_word(self) -> None:
+        """Put the tokens that the tokenizer writes for the word in the place of those that the choices were spelled in;
+        what the context has read of the others is dropped."""
+        try:
+            usual = self.member.encode(self._word.decode())
+        except ValueError:  # no whole characters, or beyond the tokenizer
+            usual = []
+        ids = [*self._read, *self._lag]
+        old = ids[self._word_at :]
+        if usual != old and self.member.vocabulary.join(usual) == self._word:
+            ids[self._word_at :] = usual
+            del self._read[self._word_at + n_common(usual, old) :]
+            self._lag = ids[len(self._read) :]
+        self._word, self._word_at = b"", len(ids)
 
     def close(self) -> None:
         if self._context is not None:
