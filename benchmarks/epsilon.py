@@ -52,8 +52,8 @@ def settle(reader: Reader) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", positions=200)
-    texts = [path.read_bytes() for path in sorted(DATA.glob("text-*-dev.txt"))] or [TEXT.encode()]
+    args = arguments(__doc__ or "", positions=200, texts=4)
+    texts = [path.read_bytes() for path in sorted(DATA.glob("text-*-dev.txt"))[: args.texts]] or [TEXT.encode()]
     texts = [text[: args.positions + 20].decode(errors="ignore").encode() for text in texts]
     settings = [(0.0001, False), (0.001, False), (0.01, False), (0.03, False), (0.1, False), (0.01, True)]
     rows: list[list[object]] = []
