@@ -113,7 +113,7 @@ class Config(TextConfig):
     """In voting on bytes, the share below which one of a member's branches is dropped; 0 is exact (up to
     64 branches) and slow."""
     respell: Literal["none", "word"] = "none"
-    """In voting on pieces, have every member read each finished word anew in its own tokens; the text stays as it is."""
+    """In voting on pieces, word has every member read each finished word anew in its own tokens; the text stays."""
     utf8: bool = True
     """In voting on bytes, mask what cannot go on with valid UTF-8."""
     rule: str = "linear"
