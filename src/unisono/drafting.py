@@ -18,29 +18,29 @@ from unisono.reading import Reader
 MOST = 8
 """How many tokens to draft at most."""
 ONE_MORE = 0.2
-"""What reading one more token in a forward costs, as a share of reading one: about right for small models on few cores
-up to some eight tokens, and less on everything larger."""
+"""What reading one more token in a forward costs, as a share of reading one, until that has been measured."""
 REST = 24
 """For so many choices no draft is made where none would pay."""
 MEMORY = 0.9
 """How much what came true of earlier drafts counts beside the last."""
 
 
-def best_length(accepted: float, cost: float) -> int:
+def best_length(accepted: float, cost: float, more: float = ONE_MORE) -> int:
     """How many tokens to draft, when each comes true with this probability after those before it, and drafting one
-    costs so much of what reading one costs the others. 0 where no draft pays.
+    costs so much of what reading one costs the others, and one more in the same forward so much of that. 0 where no
+    draft pays.
 
     A round with k drafted tokens writes 1 + p + ... + p^k tokens (Leviathan et al., equation 1) in the time of k + 1
     drafter's forwards and one of the others with k more tokens.
 
-    >>> [best_length(p, 0.2) for p in (0.1, 0.6, 0.8, 0.95)]
-    [0, 1, 2, 5]
+    >>> [best_length(p, 0.2) for p in (0.1, 0.6, 0.8, 0.95)], best_length(0.95, 0.2, more=0.9)
+    ([0, 1, 2, 5], 0)
     """
     found, rate = 0, 1 / (1 + cost)
     written = 1.0
     for k in range(1, MOST + 1):
         written += accepted**k
-        if (new := written / ((k + 1) * cost + 1 + ONE_MORE * k)) > 1.02 * rate:
+        if (new := written / ((k + 1) * cost + 1 + more * k)) > 1.02 * rate:
             found, rate = k, new
     return found
 
@@ -49,9 +49,10 @@ class Drafter:
     """Lets one member of a text draft. What it reads for that is what it would read anyway, where the draft comes
     true."""
 
-    def __init__(self, reader: Reader, cost: float = 0.2) -> None:
-        """`cost` is the time that the drafter takes for a token, as a share of what the others take together."""
-        self.reader, self._cost = reader, cost
+    def __init__(self, reader: Reader, cost: float = 0.2, more: float = ONE_MORE) -> None:
+        """`cost` is the time that the drafter takes for a token, as a share of what the others take together; `more`
+        what each further token in a forward costs them, as a share of the first."""
+        self.reader, self._cost, self._more = reader, cost, more
         self.number = reader.number
         self._trues, self._falses = 4.0, 1.0
         """How often a drafted token came true after those before it, and how often not; old ones fade."""
@@ -71,7 +72,7 @@ class Drafter:
         self._learn(n_steps)
         if n_steps < self._rest_until:
             return
-        length = best_length(self._trues / (self._trues + self._falses), self._cost)
+        length = best_length(self._trues / (self._trues + self._falses), self._cost, self._more)
         if not length:
             self._rest_until = n_steps + REST
             self._trues, self._falses = 2.0, 1.0  # after that, see again

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from unisono.drafting import Drafter
+from unisono.drafting import MOST, Drafter
 from unisono.errors import CacheFull, EnsembleError
 from unisono.members.base import Feed, Member
 from unisono.reading import Reader
@@ -78,6 +78,8 @@ class Engine:
         """Forwards of each member so far, for all texts together."""
         self.forward_s = [0.0] * len(self._members)
         """Seconds in those."""
+        self.one_more: list[float | None] = [None] * len(self._members)
+        """What each further token and its row in a short forward cost, as a share of the first; None: not known."""
         self.token_s: list[float | None] = [None] * len(self._members)
         """The shortest time in which each has read one token so far; None where it has not yet."""
 
@@ -249,6 +251,10 @@ class Engine:
             known = self.token_s[number]
             if len(feeds) == len(feeds[0].ids) == 1 and (known is None or seconds < known):
                 self.token_s[number] = seconds
+            if known and 1 < len(feeds[0].ids) == feeds[0].rows <= MOST and len(feeds) == 1:
+                more = max(seconds / known - 1, 0.0) / (len(feeds[0].ids) - 1)
+                before_this = self.one_more[number]
+                self.one_more[number] = more if before_this is None else 0.8 * before_this + 0.2 * more
             n_all = sum(len(feed.ids) for feed in feeds)
             at = 0
             for (text, reader), own in zip(pairs, asked, strict=True):

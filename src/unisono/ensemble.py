@@ -12,6 +12,7 @@ from unisono import chat
 from unisono.arrays import Probs, Votes
 from unisono.choosing import Sampler, tilt_of
 from unisono.config import Config, MemberConfig, TextConfig, checked
+from unisono.drafting import ONE_MORE
 from unisono.engine import Engine, Text
 from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
@@ -105,21 +106,24 @@ class Ensemble:
         """The gate's weight where it may outvote all others; 0 where the rule does not add up probabilities."""
         return float(self.weights[self.policy.gate]) if self.policy and self.rule == "linear" else 0.0
 
-    def _drafting(self) -> tuple[int, float] | None:
+    def _drafting(self) -> tuple[int, float, float] | None:
         """The number of the member that drafts, so that the others can look ahead, and its time for a token as a share
-        of theirs together; None where there is none. With "auto" it is the one that has taken least for a token so far,
-        or else the one with the smallest vocabulary."""
+        of theirs together, and what each further token costs those; None where nobody drafts. With "auto" it is the one
+        that has taken least for a token so far, or else the one with the smallest vocabulary."""
         if self._drafter is None or len(self.members) == 1:
             return None
-        known = self.engine.token_s
+        known, more = self.engine.token_s, self.engine.one_more
         if self._drafter != "auto":
             number = self.names.index(self._drafter)
         else:
             number = min(range(len(known)), key=lambda n: (known[n] or 0.0, self.members[n].vocabulary.n_ids))
-        own, others = known[number], [seconds for n, seconds in enumerate(known) if n != number]
-        if own is None or None in others:
-            return number, 0.2
-        return number, own / sum(seconds for seconds in others if seconds is not None)
+        own, others = known[number], {n: known[n] for n in range(len(known)) if n != number}
+        times = {n: seconds for n, seconds in others.items() if seconds is not None}
+        if own is None or len(times) < len(others):
+            return number, 0.2, ONE_MORE
+        total = sum(times.values())
+        further = sum(seconds * (ONE_MORE if (m := more[n]) is None else m) for n, seconds in times.items()) / total
+        return number, own / total, further
 
     def _pool_voters(self, voters: Sequence[Voter]) -> Pooled:
         """All of the voters, or one alone."""

@@ -55,7 +55,7 @@ class Writing:
         sampler: Sampler,
         weights: Weights,
         n_top: int = 0,
-        drafter: tuple[int, float] | None = None,
+        drafter: tuple[int, float, float] | None = None,
         policy: Threshold | None = None,
         gate_weight: float = 0.0,
     ) -> None:
@@ -63,7 +63,7 @@ class Writing:
         self.unit, self.voters, self.pool, self.settings, self.stats = unit, voters, pool, settings, stats
         self.sampler, self._weights, self._n_top = sampler, weights, n_top
         self.readers = [Reader(number, voter) for number, voter in enumerate(voters)]
-        self.drafter = None if drafter is None else Drafter(self.readers[drafter[0]], drafter[1])
+        self.drafter = None if drafter is None else Drafter(self.readers[drafter[0]], *drafter[1:])
         self.policy = policy
         """None: all vote at every step."""
         self._gate_weight = gate_weight
