@@ -82,6 +82,7 @@ class VoteTable:
         notes = [
             f"How many members liked the choice best: {said}.",
             "Under each member: the p that it gave to the choice, and = or what it liked better, with the p of that.",
+            "␣ is a space; … stands for the rest of a word that was not written, so its p is of the beginning alone.",
         ]
         for note in notes:
             self._console.print(Text(note, style="dim"), soft_wrap=True)
