@@ -117,7 +117,7 @@ def test_votes_are_shown_from_the_next_answer_on(chat: Chat) -> None:
     result = chat("-q", lines="hi\n/votes\nyo\n/votes\nho")
     first, *table, last = result.stdout.splitlines()
     assert (first, last) == (" 1: hi, yes", " 3: ho, yes")
-    assert table[2].split() == ["word", "choice", "p", "anna"]
+    assert table[3].split() == ["word", "choice", "p", "anna"]
     assert table[-2:] == ["", " 2: yo, yes"]
     assert "Votes are shown from the next answer on.\nVotes are hidden" in result.stderr
     begun = chat("-q", "--show-votes", "--votes-by", "character", lines="hi\n/votes\nyo").stdout.splitlines()

@@ -96,8 +96,8 @@ def test_votes_are_legible_without_colour() -> None:
     doubted = [*TWO, "-m", "table:doubter"]
     result = invoke("run", *doubted, "--show-votes", "-q", PROMPT)
     lines = result.stdout.splitlines()
-    assert lines[2].split() == ["word", "choice", "p", "some", "others", "doubter"]
-    first, second, *rest = lines[3:]
+    assert lines[3].split() == ["word", "choice", "p", "some", "others", "doubter"]
+    first, second, *rest = lines[4:]
     assert first.split() == ["~", "1", "␣there", "0.656", "0.976", "=", "0.988", "=", "0.000", "␣h…", "0.988"]
     assert second.split()[2:] == [",", "0.659", "0.988", "=", "0.988", "=", "0.000", "(end)", "0.988"]
     assert {line[0] for line in rest if line[1:6].strip().isdigit()} == {"+", "~"}
@@ -120,19 +120,19 @@ def test_votes_are_legible_without_colour() -> None:
 def test_votes_are_shown_by_word_character_or_step(arguments: list[str], expected: list[str]) -> None:
     doubted = ["-m", "table:some=1", "-m", "table:others=2"]
     table = invoke("run", *doubted, "--show-votes", "-q", *arguments, PROMPT).stdout.partition("\n\n")[0]
-    assert [line.split()[2] for line in table.splitlines()[3:]] == expected
+    assert [line.split()[2] for line in table.splitlines()[4:]] == expected
 
 
 def test_a_table_of_two_members_fits_into_80_columns() -> None:
     table = invoke("run", "-m", "table:some", "-m", "table:doubter", "--show-votes", "-q", PROMPT).stdout
-    assert all(len(line) <= 80 for line in table.splitlines()[2:])
+    assert all(len(line) <= 80 for line in table.splitlines()[3:])
 
 
 def test_votes_of_a_text_that_breaks_off_show_what_was_begun() -> None:
     result = invoke("run", "-m", "table:late-nan", "--show-votes", PROMPT)
     assert result.exit_code == 2
     table, _, text = result.stdout.partition("\n\n")
-    assert "".join(line.split()[2] for line in table.splitlines()[3:]) == text.strip("\n").replace(" ", "␣")
+    assert "".join(line.split()[2] for line in table.splitlines()[4:]) == text.strip("\n").replace(" ", "␣")
 
 
 def test_options_that_would_change_nothing_are_refused() -> None:
@@ -173,7 +173,7 @@ def test_votes_show_no_markup_and_no_control_characters() -> None:
     table = invoke("run", "-m", "table:rude", "--show-votes", "-q", PROMPT).stdout.partition("\n\n")[0]
     assert "\\x1b" in table
     assert "\x1b" not in table
-    assert "".join(line.split()[2] for line in table.splitlines()[3:-1]) == "␣a␣\\x1b[2J[red]b"
+    assert "".join(line.split()[2] for line in table.splitlines()[4:-1]) == "␣a␣\\x1b[2J[red]b"
 
 
 def test_votes_and_json_together_keep_standard_output_clean() -> None:
