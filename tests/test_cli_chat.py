@@ -121,7 +121,7 @@ def test_votes_are_shown_from_the_next_answer_on(chat: Chat) -> None:
     assert table[-2:] == ["", " 2: yo, yes"]
     assert "Votes are shown from the next answer on.\nVotes are hidden" in result.stderr
     begun = chat("-q", "--show-votes", "--votes-by", "character", lines="hi\n/votes\nyo").stdout.splitlines()
-    assert begun[2].split()[0] == "char"
+    assert begun[3].split()[0] == "char"
     assert begun[-1] == " 2: yo, yes"
 
 
