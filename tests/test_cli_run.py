@@ -10,6 +10,8 @@ import pytest
 
 from test_cli import PROMPT, REPLIES, invoke, refusal
 from unisono.cli import run
+from unisono.cli.paths import check_distinct
+from unisono.config import Config, checked
 from unisono.errors import PromptError
 
 TWO = ["-m", "table:some", "-m", "table:others"]
@@ -220,6 +222,25 @@ def test_a_trace_that_cannot_be_written_is_refused_before_models_load(tmp_path: 
     for path in (tmp_path / "no" / "trace.jsonl", tmp_path):
         said = refusal("run", "-m", "no-such-model.gguf", "--trace", str(path), PROMPT)
         assert said.startswith(f"The trace {path} cannot be written: ")
+
+
+def test_a_trace_is_not_written_over_what_is_read(tmp_path: Path) -> None:
+    prompt, config, model = tmp_path / "prompt", tmp_path / "config.yaml", tmp_path / "model.gguf"
+    prompt.write_text(PROMPT)
+    config.write_text("members: ['table:some']")
+    model.write_text("not a model")
+    said = refusal("run", *TWO, "--file", str(prompt), "--trace", str(prompt))
+    assert said == f"--trace {prompt} would be written over the prompt {prompt}: give --trace another file."
+    said = refusal("run", "--config", str(config), "--trace", str(config), PROMPT)
+    assert f"over the configuration {config}" in said
+    for spec in (str(model), f"gguf:{model}"):
+        assert f"over the model {model}" in refusal("run", "-m", spec, "--trace", str(model), PROMPT)
+    assert [path.read_text() for path in (prompt, config, model)] == [PROMPT, "members: ['table:some']", "not a model"]
+
+
+def test_what_is_no_regular_file_may_be_read_and_written() -> None:
+    null = Path("/dev/null")
+    check_distinct({"--trace": null}, [("prompt", null)], checked(Config, {"members": ["table:some"]}, "it"))
 
 
 def test_an_amateur_has_a_negative_weight() -> None:

@@ -488,6 +488,22 @@ def test_nothing_is_written_over_what_is_read(tmp_path: Path) -> None:
     assert text.read_text() == "abcd" and not same.exists()
 
 
+def test_the_same_file_is_known_by_any_of_its_names(tmp_path: Path) -> None:
+    text, config, link = tmp_path / "t.txt", tmp_path / "c.yaml", tmp_path / "link"
+    text.write_text("abcd")
+    config.write_text("members: ['table:some']")
+    link.symlink_to(text)
+    said = refusal("score", "-m", "table:some", "--save", str(link), str(text))
+    assert said == f"--save {link} would be written over the text {text}: give --save another file."
+    said = refusal("score", "--config", str(config), "--resume", str(config), str(text))
+    assert f"over the configuration {config}" in said
+    (tmp_path / "sub").mkdir()
+    new, roundabout = tmp_path / "new", tmp_path / "sub" / ".." / "new"
+    said = refusal("score", "-m", "table:some", "--save", str(new), "--resume", str(roundabout), str(text))
+    assert f"over that of --save, {new}" in said
+    assert (config.read_text(), text.read_text()) == ("members: ['table:some']", "abcd")
+
+
 def test_a_checkpoint_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     text = tmp_path / "t.txt"
     text.write_text("abcd")

@@ -167,9 +167,11 @@ def run(
     if votes_by is not None and not show_votes:
         raise ConfigError("--votes-by is for --show-votes: give that as well.")
     by = votes_unit(wanted, votes_by)
+    from unisono.cli.paths import check_distinct
     from unisono.cli.trace import Trace, check_creatable
 
     if trace:
+        check_distinct({"--trace": trace}, [("prompt", file), ("configuration", config)], wanted)
         check_creatable(trace)
     text = read_prompt(prompt, file)
     from unisono.ensemble import Ensemble

@@ -93,7 +93,8 @@ def score(
     """
     from unisono.cli.documents import read
     from unisono.cli.grid import Grid
-    from unisono.cli.scores import check_distinct, check_writable, load_scores, save_scores
+    from unisono.cli.paths import check_distinct
+    from unisono.cli.scores import check_writable, load_scores, save_scores
 
     if grid_step is not None and not grid:
         raise ConfigError("--grid-step is for --grid: give that as well.")
@@ -114,7 +115,8 @@ def score(
             raise ConfigError("No texts to score: give one or more files.")
         mixtures = Grid(len(wanted.members), step) if grid else None
         documents = [read(path, max_bytes) for path in files]
-        check_distinct({"--save": save, "--resume": resume}, files)
+        read_too = [*(("text", path) for path in files), ("configuration", config)]
+        check_distinct({"--save": save, "--resume": resume}, read_too, wanted)
         for path in filter(None, (save, resume)):
             check_writable(path)
         settings = {"context": context, "stride": stride, "max_bytes": max_bytes}

@@ -102,24 +102,6 @@ def check_writable(path: Path) -> None:
         raise _refusal(path, exc) from exc
 
 
-def check_distinct(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) -> None:
-    """Raise ConfigError where something would be written over what is read, or over something else that is written."""
-    taken = [(f"the text {path}", path) for path in inputs]
-    for option, path in outputs.items():
-        if path is not None:
-            for what, other in taken:
-                if _same(path, other):
-                    raise ConfigError(f"{option} {path} would be written over {what}: give it another file.")
-            taken.append((f"that of {option}", path))
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:  # one is not there yet
-        return one.absolute() == other.absolute()
-
-
 class Checkpoint:
     """Windows that are done, in the order in which they are done; use it as a context manager.
 
