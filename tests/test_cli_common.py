@@ -68,6 +68,12 @@ def test_flags_override_the_file(file: Path) -> None:
     assert [(m.threads, m.n_ctx) for m in config.members] == [(1, 32), (1, 32)]
 
 
+def test_flags_reach_members_that_are_just_specs(file: Path) -> None:
+    file.write_text("members: [a.gguf=2, {model: b.gguf, weight: 1}]")
+    config = configuration(None, None, file, n_ctx=32)
+    assert [(m.model, m.weight, m.n_ctx) for m in config.members] == [("a.gguf", 2, 32), ("b.gguf", 1, 32)]
+
+
 def test_models_override_the_members_of_the_file(file: Path) -> None:
     config = configuration(["c.gguf"], None, file)
     assert [m.model for m in config.members] == ["c.gguf"]
@@ -80,8 +86,8 @@ def test_models_override_the_members_of_the_file(file: Path) -> None:
         ("members: [{model: a.gguf}]\nrulle: linear", "No key in .*ensemble.yaml named 'rulle'. Did you mean 'rule'"),
         ("members: [{model: a.gguf, wieght: 1}]", "named 'wieght'. Did you mean 'weight'"),
         ("members: [{model: a.gguf}]\nmax_tokens: 0", "ensemble.yaml: max_tokens: .*greater than or equal to 1, not 0"),
-        ("members: 3", "ensemble.yaml: members: .*list"),
-        ("members: [7]", "ensemble.yaml: members.0: "),
+        ("members: 3", "ensemble.yaml: members: should be a list, not 3. Write members: "),
+        ("members: [7]", "ensemble.yaml: members.0: should be a spec, or keys and values .*, not 7"),
         ("rule: linear", "ensemble.yaml names no members"),
         ("- a", "ensemble.yaml must hold keys and values"),
         ("a: [", "ensemble.yaml is not valid YAML"),
@@ -94,5 +100,5 @@ def test_a_wrong_file_is_named_with_the_mend(text: str, message: str, file: Path
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none.yaml cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"none.yaml cannot be read: No such file .*write the file"):
         configuration(None, None, tmp_path / "none.yaml")

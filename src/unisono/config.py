@@ -99,11 +99,7 @@ class Config(TextConfig):
     def _from_specs(cls, given: Any) -> Any:
         if not isinstance(given, list):
             return given
-        pairs = [split_weight(member) if isinstance(member, str) else None for member in given]
-        return [
-            member if pair is None else {"model": pair[0], "weight": pair[1]}
-            for member, pair in zip(given, pairs, strict=True)
-        ]
+        return [member_values(member) for member in given]
 
     threads: int | None = Field(default=None, ge=1)
     """Threads for every member that names none; None: as many as llama.cpp finds good."""
@@ -163,9 +159,18 @@ def checked(model: type[T], values: Any, where: str) -> T:
             known = MemberConfig.model_fields if "members" in path[:-1] else model.model_fields
             raise UnknownName(f"key in {where}", path[-1], known) from exc
         key = ".".join(path) or "the whole"
+        if first["type"] in ("model_type", "list_type") and "members" in path[-2:]:
+            shape = "a list" if first["type"] == "list_type" else "a spec, or keys and values such as model: SPEC"
+            raise ConfigError(
+                f"{where}: {key}: should be {shape}, not {first['input']!r}. Write members: [demo:smollm2-135m], say."
+            ) from exc
         if first["type"] == "literal_error":
             choices = [choice.strip("' ") for choice in first["ctx"]["expected"].replace(" or ", ",").split(",")]
             raise UnknownName(f"value of {key} in {where}", str(first["input"]), choices) from exc
+        if first["type"] == "string_unicode":
+            raise ConfigError(
+                f"{where}: {key}: {first['input']!r} is not valid UTF-8. If it is a file, rename that, or link to it."
+            ) from exc
         given = "" if first["type"] == "missing" else f", not {first['input']!r}"
         raise ConfigError(f"{where}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}{given}.") from exc
 
@@ -180,6 +185,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"{path} cannot be read: {exc.strerror}. Check the path, or write the file: one line,"
+            " 'members: [demo:smollm2-135m, demo:gemma3-270m]', is enough."
+        ) from exc
     except OSError as exc:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}. Give --config a YAML file.") from exc
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
@@ -213,6 +223,21 @@ def split_weight(argument: str) -> tuple[str, float | None]:
         return spec, float(weight)
     except ValueError:
         raise ConfigError(f"{weight!r} in {argument!r} is no weight: write {spec}=0.5, say.") from None
+
+
+def member_values(given: Any) -> Any:
+    """What stands in a list of members: SPEC and SPEC=WEIGHT as keys and values, anything else as it is.
+
+    >>> member_values("a.gguf=2"), member_values({"model": "a.gguf"})
+    ({'model': 'a.gguf', 'weight': 2.0}, {'model': 'a.gguf'})
+
+    Raises:
+        ConfigError: the weight is no number.
+    """
+    if not isinstance(given, str):
+        return given
+    spec, weight = split_weight(given)
+    return {"model": spec, "weight": weight}
 
 
 def weights_of(given: Sequence[float | None], names: Sequence[str], *, signed: bool = False) -> Weights:

@@ -175,10 +175,11 @@ def configuration(models: Sequence[str] | None, preset: str | None, file: Path |
 
 def _overridden(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """The file's values with the flags in their place; those of a member hold for every member."""
-    from unisono.config import Config, MemberConfig
+    from unisono.config import Config, MemberConfig, member_values
 
     for_members = {key: value for key, value in flags.items() if key in MemberConfig.model_fields}
     members = values["members"]
     if isinstance(members, list):  # anything else is refused when it is checked
-        members = [{**member, **for_members} if isinstance(member, dict) else member for member in members]
+        spelled = [member_values(member) for member in members]
+        members = [{**member, **for_members} if isinstance(member, dict) else member for member in spelled]
     return {**values, **{key: value for key, value in flags.items() if key in Config.model_fields}, "members": members}
