@@ -224,6 +224,17 @@ def test_a_trace_that_cannot_be_written_is_refused_before_models_load(tmp_path: 
         assert said.startswith(f"The trace {path} cannot be written: ")
 
 
+def test_file_names_that_are_not_utf8_are_escapes_in_traces_and_json(tmp_path: Path) -> None:
+    prompt, trace = tmp_path / "prompt\udcff", tmp_path / "trace\udcff"
+    prompt.write_text(PROMPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["unisono", "run", "--file", str(prompt)])
+        result = invoke("run", *TWO, "--file", str(prompt), "--trace", str(trace), "--json", "-q")
+    command = f"unisono run --file '{prompt}'"
+    assert json.loads(result.stdout)["command"] == command
+    assert records(trace)[0]["command"] == command
+
+
 def test_a_trace_is_not_written_over_what_is_read(tmp_path: Path) -> None:
     prompt, config, model = tmp_path / "prompt", tmp_path / "config.yaml", tmp_path / "model.gguf"
     prompt.write_text(PROMPT)

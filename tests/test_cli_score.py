@@ -515,13 +515,37 @@ def test_names_that_are_too_long_are_refused(tmp_path: Path) -> None:
     text.write_text("abcd")
     assert "too long" in refusal("score", "-m", "table:some", "--save", "s" * 304, str(text)).lower()
     assert "too long" in refusal("score", "-m", "m" * 5000 + "=1", str(text)).lower()
+    assert "too long" in refusal("score", "-m", "m" * 5000 + ".gguf", str(text)).lower()
+    assert "No model named" in refusal("score", "-m", "m" * 5000, str(text))
 
 
-def test_a_file_name_that_is_not_utf8_is_spelled_out_in_json(tmp_path: Path) -> None:
-    from unisono.cli.show import spelled_out
+def test_scores_are_saved_under_the_longest_name_that_the_system_takes(text: Path) -> None:
+    path = text.parent / ("s" * 251 + ".npz")
+    assert invoke("score", "-m", "table:some", *SMALL, "--save", str(path), str(text), "-q").exit_code == 0
+    assert invoke("score", "--load", str(path)).exit_code == 0
+    assert sorted(text.parent.iterdir()) == sorted([path, text])
 
-    told = spelled_out(json.dumps({"file": "bad\udcff.txt"}, ensure_ascii=False))
-    assert json.loads(told.encode()) == {"file": "bad\udcff.txt"}
+
+def test_file_names_that_are_not_utf8_are_escapes_in_json(tmp_path: Path) -> None:
+    text, saved, kept = (tmp_path / f"{name}\udcff" for name in ("text", "saved.npz", "kept"))
+    text.write_text("abcd")
+    odd = ["-m", "table:some", "--save", str(saved), "--resume", str(kept), str(text)]
+    outcome = scored(*odd)
+    assert outcome["files"][0]["file"] == str(text)
+    assert scored("--load", str(saved))["files"] == outcome["files"]
+    assert scored(*odd) == outcome
+
+
+def test_a_model_whose_name_is_not_utf8_is_refused(text: Path) -> None:
+    assert "rename that, or link to it" in refusal("score", "-m", "odd\udcff.gguf", str(text))
+
+
+def test_a_table_has_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    text = tmp_path / "text\udcff"
+    text.write_text("abcd")
+    out, err = start("score", "-m", "table:some", "-q", str(text)).communicate(timeout=60)
+    assert "\\udcff" in out.decode()
+    assert err == b""
 
 
 def test_the_first_bytes_of_a_pipe_may_end_inside_a_character(tmp_path: Path) -> None:

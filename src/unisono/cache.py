@@ -62,7 +62,8 @@ def remembered(kind: str, key: str, make: Callable[[], Tables]) -> Tables:
 def write_whole(path: Path, write: Callable[[File], None]) -> None:
     """Write a file so that others see all of it or nothing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
+    beginning = path.name[:40]  # whatever stands behind it must not make the name too long
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=beginning, suffix=".part", delete=False) as file:
         try:
             write(file)
             file.flush()

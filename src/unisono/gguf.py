@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class GGUFHeader:
         Raises:
             ModelFileError: no such file, not GGUF, or cut short.
         """
-        if path.is_dir():
+        if os.path.isdir(path):
             raise ModelFileError(f"{path} is a folder; give the path of a GGUF file in it.")
         try:
             file = path.open("rb")
@@ -63,6 +64,8 @@ class GGUFHeader:
             raise ModelFileError(f"No such file: {path}. Check the path of the GGUF file.") from None
         except OSError as exc:
             raise ModelFileError(f"{path} cannot be read: {exc.strerror}.") from exc
+        except ValueError as exc:  # a name that holds a null byte
+            raise ModelFileError(f"{str(path)!r} cannot be read: {exc}.") from exc
         with file:
             if file.read(4) != b"GGUF":
                 raise ModelFileError(f"{path} is no GGUF file: it does not start with 'GGUF'.")

@@ -4,6 +4,7 @@ group `unisono.members` names a function like those in BACKENDS, and one in `uni
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -46,7 +47,7 @@ def split_spec(spec: str) -> tuple[str, str]:
     backend, colon, where = spec.partition(":")
     if colon and (backend in BACKENDS or not spec.endswith(".gguf")):
         return backend, where
-    if spec.endswith(".gguf") or Path(spec).is_file():
+    if spec.endswith(".gguf") or os.path.isfile(spec):
         return "gguf", spec
     raise UnknownName("model", spec, BACKENDS, "Write gguf:PATH, a path that ends in .gguf, or demo:NAME.") from None
 
