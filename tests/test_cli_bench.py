@@ -47,6 +47,7 @@ def test_one_member_makes_one_row_and_the_table_has_every_column() -> None:
     result = invoke("bench", "-m", "table:some", "--prompt", PROMPT, "--repeat", "1", "-q")
     assert result.stderr == ""
     assert "ensemble" not in result.stdout
+    assert result.stdout.startswith("One text of at most ")
     for heading in ("ms/token", "tokens/s", "x slowest", "x sum", "overhead", "forwards/token", "peak memory"):
         assert heading in result.stdout
 

@@ -13,6 +13,7 @@ from unisono.cli import run
 from unisono.cli.paths import check_distinct
 from unisono.config import Config, checked
 from unisono.errors import PromptError
+from unisono.steps import Stats
 
 TWO = ["-m", "table:some", "-m", "table:others"]
 TEXT = REPLIES["some"][1]
@@ -205,6 +206,19 @@ def test_a_trace_holds_every_step(tmp_path: Path) -> None:
     assert end["stats"]["n_steps"] == len(steps)
     assert set(steps[0]["votes"]) == {"some", "others"}
     assert all(vote["favourite_logprob"] <= 0 for step in steps for vote in step["votes"].values())
+
+
+def test_the_page_on_traces_names_every_number_of_the_statistics() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "trace.md").read_text(encoding="utf-8")
+    stats = json.loads(invoke("run", *TWO, "--json", PROMPT).stdout)["stats"]
+    assert [key for key in stats if f"`{key}`" not in page and f"`stats.{key}`" not in page] == []
+
+
+def test_much_time_outside_the_forwards_is_a_factor_and_no_percentage() -> None:
+    stats = Stats(members=["some"], n_prompt=[1], n_steps=2, n_tokens=2, n_forwards=[2], forward_s=[1.0], wall_s=16.5)
+    assert "15.5 times as much on top of the members' forwards" in run.summary(stats, "ab", "bytes")
+    stats.wall_s = 1.125
+    assert "12.5 % on top of the members' forwards" in run.summary(stats, "ab", "bytes")
 
 
 def test_half_a_character_and_no_probability_fit_into_a_trace(tmp_path: Path) -> None:

@@ -223,7 +223,8 @@ def _print(outcome: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    title = f"Medians of {outcome['repeat']} texts of {outcome['max_tokens']} tokens or fewer"
+    of = "One text" if outcome["repeat"] == 1 else f"Medians of {outcome['repeat']} texts"
+    title = f"{of} of at most {outcome['max_tokens']} token{'s' * (outcome['max_tokens'] != 1)}"
     votes_on_bytes = outcome["config"]["vote"] == "bytes"
     speed = Table(title=title, title_justify="left")
     speed.add_column("")
@@ -237,7 +238,7 @@ def _print(outcome: dict[str, Any]) -> None:
             _shown(row["ms_per_byte"], ".2f"),
             _shown(row["to_slowest"], ".2f"),
             _shown(row["to_sum"], ".2f"),
-            _shown(row["overhead"], ".1%"),
+            "-" if row["overhead"] is None else show.share(row["overhead"]),
             _shown(row["first_s"], ".2f", " s"),
         )
     whose = "; tokens are those of the row's first member" if votes_on_bytes else ""

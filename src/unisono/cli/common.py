@@ -83,7 +83,11 @@ MaxTokens = Annotated[
     ),
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="A string that ends the text; may be given several times.")
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="A string that ends the text; may be given several times. A newline is $'\\n' in bash and zsh.",
+    ),
 ]
 Temperature = Annotated[
     float | None, typer.Option(metavar="T", help="0 takes the likeliest (the default); above, choices are drawn.")

@@ -358,7 +358,8 @@ def summary(stats: Stats, text: str, vote: str) -> str:
     if math.isfinite(stats.tokens_per_s):
         parts.append(f"then {stats.tokens_per_s:.1f} tokens/s")
     if math.isfinite(stats.overhead):
-        parts.append(f"{100 * stats.overhead:.1f} % on top of the members' forwards")
+        as_much = " as much" if stats.overhead > 2 else ""
+        parts.append(f"{show.share(stats.overhead)}{as_much} on top of the members' forwards")
     if stats.n_votes < stats.n_steps:
         parts.append(f"all voted in {stats.n_votes} of {stats.n_steps} steps")
     forwards = []

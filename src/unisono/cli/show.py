@@ -107,6 +107,15 @@ def number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def share(value: float) -> str:
+    """A share in percent, or how many times the whole where it is a multiple of that.
+
+    >>> share(0.0825), share(15.532)
+    ('8.2 %', '15.5 times')
+    """
+    return f"{100 * value:.1f} %" if value <= 2 else f"{value:.1f} times"
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console: coloured on a terminal without NO_COLOR, and never too narrow for a table in a pipe."""
     from rich.console import Console
