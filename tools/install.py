@@ -57,7 +57,7 @@ def _set_up(target: str) -> None:
     print(f"Installing into .venv what `make {'demo' if target == 'demo' else 'test'}` needs ...", flush=True)
     if not _answers("show", "llama-cpp-python"):
         print(
-            "llama.cpp is compiled here: 5 to 20 minutes, this one time. pip's cache may have it from before.",
+            "llama.cpp is compiled here, once: 5 to 20 minutes, as fast as your cores. pip's cache may have it.",
             flush=True,
         )
     _pip("pip>=22.2")

@@ -41,7 +41,7 @@ def table(model: type[BaseModel]) -> str:
     flags = run_flags()
     rows = [["key", "value", "default", "flag", "meaning"], ["---"] * 5]
     for key, field in model.model_fields.items():
-        flag = FLAGS.get(key) or (f"`{flags[key]}`" if key in flags else "")
+        flag = FLAGS.get(key) or flags.get(key, "")
         meaning = " ".join((field.description or "").split()).replace("None", "null")  # as YAML spells it
         rows.append([f"`{key}`", value(field), default(field), flag, meaning.replace("|", "\\|")])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -54,7 +54,8 @@ def value(field: FieldInfo) -> str:
     bounds += [f"to {limits['Le'].le}"] if "Le" in limits else []
     bounds += [f"below {limits['Lt'].lt}"] if "Lt" in limits else []
     assert len(bounds) == len(limits.keys() - {"MinLen"}), f"a bound without words: {limits}"
-    return " ".join([_words(field.annotation), *bounds])
+    null = ["or null"] if type(None) in get_args(field.annotation) else []
+    return " ".join([_words(field.annotation), *bounds, *null])
 
 
 def _words(annotation: Any) -> str:
@@ -80,9 +81,12 @@ def default(field: FieldInfo) -> str:
 
 
 def run_flags() -> dict[str, str]:
-    """Parameter -> flag, of `unisono run`."""
+    """Parameter -> its flag, and the one that says no, of `unisono run`."""
     command: Any = typer.main.get_command(app)
-    return {param.name: param.opts[0] for param in command.commands["run"].params if param.opts[0].startswith("-")}
+    options = [param for param in command.commands["run"].params if param.opts[0].startswith("-")]
+    return {
+        option.name: ", ".join(f"`{flag}`" for flag in (*option.opts[:1], *option.secondary_opts)) for option in options
+    }
 
 
 def written(text: str) -> str:
