@@ -382,3 +382,32 @@ def test_respelling_keeps_every_finished_word_in_the_members_own_tokens(seed: in
 def test_respelling_is_for_pieces() -> None:
     with pytest.raises(ConfigError, match="respell is for voting on pieces"):
         Ensemble([constant(V, {0: 1.0})], respell="word")
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_a_text_fails_alone_where_members_run_at_the_same_time_too(vote: str) -> None:
+    v = byte_vocabulary({})
+    one, two = (FailsOn(name, v, lambda ids: np.eye(256)[ord("c")] * 9) for name in ("one", "two"))
+    one.bad, two.bad, two.device = 0, ord("x"), "gpu"
+    ensemble = Ensemble([one, two], vote=vote)
+    good, bad = ensemble.generate("aaa", max_tokens=5), ensemble.generate("axa", max_tokens=5)
+    ensemble.engine.join(bad._of)
+    bad._joined = True
+    assert good.run() == "ccccc"
+    with pytest.raises(BackendError, match="two cannot stand"):
+        next(bad)
+    assert not one._contexts and not two._contexts
+
+
+@pytest.mark.parametrize(("vote", "n_cells"), [("pieces", 13), ("bytes", 26)])
+def test_texts_are_put_back_where_members_run_at_the_same_time_too(vote: str, n_cells: int) -> None:
+    prompts = ["ab", "ba", "bab", "a b", "bb", "a"]
+    plain = Ensemble([TightMember("m", V, 3, 10_000), TightMember("n", V, 4, 10_000)], vote=vote, epsilon=0.2)
+    alone = [plain.generate(prompt, max_tokens=9).run() for prompt in prompts]
+    one, two = TightMember("m", V, 3, n_cells), TightMember("n", V, 4, 2 * n_cells)
+    two.device = "gpu"
+    ensemble = Ensemble([one, two], vote=vote, epsilon=0.2)
+    generations = [ensemble.generate(prompt, max_tokens=9) for prompt in prompts]
+    assert interleaved(generations, range(60)) == alone
+    assert one.n_released > 0
+    assert not one._contexts and not two._contexts

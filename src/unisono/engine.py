@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import TypeAlias
 
 from unisono.drafting import MOST, Drafter
 from unisono.errors import CacheFull, EnsembleError
@@ -62,7 +63,6 @@ class Engine:
         self.unit = unit
         self._members: Sequence[Member] = unit.members
         self._lock = threading.RLock()
-        self._books = threading.Lock()
         self._queued: deque[Text] = deque()
         self._active: list[Text] = []
         """In the order of their age, oldest first."""
@@ -74,10 +74,6 @@ class Engine:
         devices = list(dict.fromkeys(member.device for member in self._members))
         self._by_device = [[n for n, m in enumerate(self._members) if m.device == device] for device in devices]
         self._threads = ThreadPoolExecutor(len(devices), "member") if len(devices) > 1 else None
-        self.n_forwards = [0] * len(self._members)
-        """Forwards of each member so far, for all texts together."""
-        self.forward_s = [0.0] * len(self._members)
-        """Seconds in those."""
         self.one_more: list[float | None] = [None] * len(self._members)
         """What each further token and its row in a short forward cost, as a share of the first; None: not known."""
         self.token_s: list[float | None] = [None] * len(self._members)
@@ -126,22 +122,13 @@ class Engine:
         """Let every text run until it waits, then do one forward a member for all of them."""
         with self._lock:
             self._begin_queued()
-            running = [s for s in self._active if len(s.steps) < MOST_UNREAD]
+            running = [text for text in self._active if len(text.steps) < MOST_UNREAD]
             for text in running:
                 assert text.writing is not None
                 text.writing.begin_clock()
             for text in running:
                 self._run(text)
-            waiting = [s for s in running if s.writing is not None]
-            tasks = [
-                (numbers, [(s, r) for s in waiting for r in (s.writing.waits if s.writing else ())])
-                for numbers in self._by_device
-            ]
-            if self._threads:
-                list(self._threads.map(lambda task: self._forward_device(*task), tasks))
-            else:
-                for numbers, pairs in tasks:
-                    self._forward_device(numbers, pairs)
+            self._forward_all([(text, late) for text in running if text.writing for late in text.writing.waits])
             for text in running:
                 if text.writing is not None:
                     text.writing.stop_clock()
@@ -152,7 +139,7 @@ class Engine:
         if self._parked and (self._room_made or not self._active):
             self._room_made = False
             self._active.append(self._parked.pop(0))
-            self._active.sort(key=lambda s: s.number)
+            self._active.sort(key=_age)
         begun: list[Text] = []
         while self._queued and len(self._active) + len(self._parked) < self._most_active:
             text = self._queued[0]
@@ -162,7 +149,7 @@ class Engine:
             voters: list[Voter] = []
             try:
                 for number, prompt in enumerate(text.prompts):
-                    held = [line for s in self._active if s.writing for line in s.writing.voters[number].lines]
+                    held = [line for t in self._active if t.writing for line in t.writing.voters[number].lines]
                     voters.append(self.unit.voter(number, prompt, held, text.tilt))
                 text.writing = text.begin(voters)
                 text.work = text.writing.steps()
@@ -197,76 +184,99 @@ class Engine:
 
     def _fail(self, text: Text, error: Exception) -> None:
         """A text that fails fails alone."""
-        with self._books:
-            text.error = error
-            if text.writing:
-                text.writing.stop_clock()
-            self.leave(text)
+        text.error = error
+        if text.writing:
+            text.writing.stop_clock()
+        self.leave(text)
 
     def _park(self, text: Text) -> None:
         """Take the cells of a text's contexts; they are read again when it goes on."""
         assert text.writing is not None
-        with self._books:
-            self._active.remove(text)
-            self._parked.append(text)
-            self._parked.sort(key=lambda s: s.number)
-            text.writing.stop_clock()
-            for voter in text.writing.voters:
-                for context, _ in voter.lines:
-                    voter.member.release(context)
+        self._active.remove(text)
+        self._parked.append(text)
+        self._parked.sort(key=_age)
+        text.writing.stop_clock()
+        for voter in text.writing.voters:
+            for context, _ in voter.lines:
+                voter.member.release(context)
 
     # Forwards.
 
-    def _forward_device(self, numbers: Sequence[int], pairs: Sequence[tuple[Text, Reader | Drafter]]) -> None:
-        """Members that share a device run in turn."""
-        for number in numbers:
-            self._forward(number, [(s, r) for s, r in pairs if r.number == number])
+    def _forward_all(self, waiting: Sequence[_Waiting]) -> None:
+        """One forward a member for all that wait for it; members of different devices at the same time. What went wrong
+        is put right afterwards, since that may touch any member."""
+        if self._threads:
+            found = self._threads.map(lambda numbers: self._forward_device(numbers, waiting), self._by_device)
+            troubles = deque(trouble for each in list(found) for trouble in each)
+        else:
+            troubles = deque(self._forward_device(self._by_device[0], waiting))
+        while troubles:
+            number, pairs, error = troubles.popleft()
+            if isinstance(error, CacheFull) and len(self._active) > 1:
+                self._park(max(self._active, key=_age))  # and again, with what is left
+                troubles += self._forward(number, [pair for pair in pairs if pair[0] in self._active])
+            elif not pairs[0][0].done:  # another member may have failed it already
+                self._fail(pairs[0][0], error)
 
-    def _forward(self, number: int, pairs: Sequence[tuple[Text, Reader | Drafter]]) -> None:
-        """One forward of a member for all these. If its cache is full, the youngest text is put back."""
-        member = self._members[number]
-        while pairs := [(s, r) for s, r in pairs if not s.done and s not in self._parked]:
-            asked = [reader.feeds() for _, reader in pairs]
-            feeds: list[Feed] = [feed for each in asked for feed in each]
-            before = time.perf_counter()
+    def _forward_device(self, numbers: Sequence[int], waiting: Sequence[_Waiting]) -> list[_Trouble]:
+        """Members that share a device run in turn."""
+        found: list[_Trouble] = []
+        for number in numbers:
+            found += self._forward(number, [pair for pair in waiting if pair[1].number == number])
+        return found
+
+    def _forward(self, number: int, pairs: Sequence[_Waiting]) -> list[_Trouble]:
+        """One forward of a member for all these, and what went wrong. Touches nothing but that member, and these texts'
+        voters of it."""
+        if not pairs:
+            return []
+        asked = [late.feeds() for _, late in pairs]
+        feeds: list[Feed] = [feed for each in asked for feed in each]
+        before = time.perf_counter()
+        try:
+            logits = self._members[number].forward(feeds)
+        except EnsembleError as exc:
+            if isinstance(exc, CacheFull) or len(pairs) == 1:
+                return [(number, pairs, exc)]
+            return [trouble for pair in pairs for trouble in self._forward(number, [pair])]  # whose fault is it?
+        seconds = time.perf_counter() - before
+        self._learn_speed(number, feeds, seconds)
+        n_all = sum(len(feed.ids) for feed in feeds)
+        found: list[_Trouble] = []
+        at = 0
+        for (text, late), own in zip(pairs, asked, strict=True):
+            assert text.writing is not None
+            n_read = sum(len(feed.ids) for feed in own)
+            stats = text.writing.stats
+            stats.n_forwards[number] += 1
+            stats.n_read[number] += n_read
+            stats.forward_s[number] += seconds * n_read / n_all
             try:
-                logits = member.forward(feeds)
-            except CacheFull as exc:
-                youngest = max(self._active, key=lambda s: s.number)
-                if len(self._active) > 1:
-                    self._park(youngest)
-                    continue
-                self._fail(pairs[0][0], exc)
-                return
+                late.take(logits[at : at + len(own)])
             except EnsembleError as exc:
-                if len(pairs) > 1:  # find out whose fault it is
-                    for pair in pairs:
-                        self._forward(number, [pair])
-                else:
-                    self._fail(pairs[0][0], exc)
-                return
-            seconds = time.perf_counter() - before
-            self.n_forwards[number] += 1
-            self.forward_s[number] += seconds
-            known = self.token_s[number]
-            if len(feeds) == len(feeds[0].ids) == 1 and (known is None or seconds < known):
-                self.token_s[number] = seconds
-            if known and 1 < len(feeds[0].ids) == feeds[0].rows <= MOST and len(feeds) == 1:
-                more = max(seconds / known - 1, 0.0) / (len(feeds[0].ids) - 1)
-                before_this = self.one_more[number]
-                self.one_more[number] = more if before_this is None else 0.8 * before_this + 0.2 * more
-            n_all = sum(len(feed.ids) for feed in feeds)
-            at = 0
-            for (text, reader), own in zip(pairs, asked, strict=True):
-                assert text.writing is not None
-                n_read = sum(len(feed.ids) for feed in own)
-                stats = text.writing.stats
-                stats.n_forwards[number] += 1
-                stats.n_read[number] += n_read
-                stats.forward_s[number] += seconds * n_read / n_all
-                try:
-                    reader.take(logits[at : at + len(own)])
-                except EnsembleError as exc:
-                    self._fail(text, exc)
-                at += len(own)
+                found.append((number, [(text, late)], exc))
+            at += len(own)
+        return found
+
+    def _learn_speed(self, number: int, feeds: Sequence[Feed], seconds: float) -> None:
+        """From a forward for one context: what one token takes, and what each further one costs."""
+        if len(feeds) > 1:
             return
+        [feed] = feeds
+        known = self.token_s[number]
+        if len(feed.ids) == 1:
+            self.token_s[number] = seconds if known is None else min(seconds, known)
+        elif known and len(feed.ids) == feed.rows <= MOST:
+            more = max(seconds / known - 1, 0.0) / (len(feed.ids) - 1)
+            before = self.one_more[number]
+            self.one_more[number] = more if before is None else 0.8 * before + 0.2 * more
+
+
+_Waiting: TypeAlias = tuple[Text, Reader | Drafter]
+"""A text, and what it waits for."""
+_Trouble: TypeAlias = tuple[int, Sequence[_Waiting], EnsembleError]
+"""Which member could not read, for whom, and why."""
+
+
+def _age(text: Text) -> int:
+    return text.number
