@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,21 @@ def test_json_records_what_made_it() -> None:
     assert outcome["vocabularies"] == {"scratch_s": None, "cached_s": None}  # these members have no files
     assert outcome["machine"]["cores"] >= 1
     assert {"versions", "members", "config", "command", "prompt"} <= set(outcome)
+
+
+def test_a_files_ways_to_write_a_text_are_not_used(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("members: ['table:some', 'table:others']\nstop: ['e']\ntemperature: 2\nseed: 1\nmin_tokens: 50\n")
+    arguments = ["--prompt", PROMPT, "--repeat", "1", "--max-tokens", "5", "--json", "-q"]
+    plain, given = (
+        json.loads(invoke("bench", *members, *arguments).stdout)["rows"][2]["repetitions"][0]
+        for members in (TWO, ["--config", str(config)])
+    )
+    assert (given["n_tokens"], given["n_bytes"], given["finish"]) == (
+        plain["n_tokens"],
+        plain["n_bytes"],
+        plain["finish"],
+    )
 
 
 def test_one_member_makes_one_row_and_the_table_has_every_column() -> None:

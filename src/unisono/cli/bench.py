@@ -115,7 +115,10 @@ def alone(ensemble: Ensemble, config: Config) -> dict[str, Ensemble]:
 def measure(ensemble: Ensemble, prompt: str, max_tokens: int, heal: bool = True) -> dict[str, Any]:
     """Write one text. What it took a token after the first step, which reads the prompt; None where a text is too
     short to tell."""
-    generation = ensemble.generate(prompt, max_tokens=max_tokens, heal=heal)
+    from unisono.config import TextConfig
+
+    # With settings of its own: those of the configuration are the ensemble's, and not those of a member alone.
+    generation = ensemble.generate(prompt, settings=TextConfig(max_tokens=max_tokens, heal=heal))
     stats = generation.stats
     try:
         next(generation)
