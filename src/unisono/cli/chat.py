@@ -47,10 +47,11 @@ from unisono.cli.common import (
     Vote,
     VotesBy,
     configuration,
+    settings,
 )
 from unisono.cli.conversation import HELP, Conversation, advice, parsed
 from unisono.cli.lines import piped_lines, typed_lines
-from unisono.cli.run import biases, check_bytes, follow, stream, summary, vote_table, votes_unit
+from unisono.cli.run import check_bytes, follow, stream, summary, vote_table, votes_unit
 from unisono.cli.stopping import GentleStop, Terminated
 from unisono.errors import ConfigError, EnsembleError
 
@@ -104,41 +105,7 @@ def chat(
     leaves, as Ctrl-D does. Without a terminal, the lines of standard input are the turns. Answers go to standard
     output, all else to standard error. --max-tokens and --stop hold for each answer.
     """
-    wanted = configuration(
-        models,
-        preset,
-        config,
-        chat=True,
-        max_tokens=max_tokens,
-        stop=stop or None,
-        threads=threads,
-        n_ctx=n_ctx,
-        n_batch=n_batch,
-        n_gpu_layers=n_gpu_layers,
-        vote=vote,
-        rule=rule,
-        plausibility=plausibility,
-        top_union=top_union,
-        respell=respell,
-        epsilon=epsilon,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=biases(logit_bias) if logit_bias else None,
-        single_voice=single_voice,
-        min_tokens=min_tokens,
-        ignore_end=ignore_end,
-        include_stop=include_stop,
-        threshold=threshold,
-        gate=gate,
-        skip=skip,
-        drafter=drafter,
-    )
+    wanted = configuration(models, preset, config, **{**settings(locals()), "chat": True})
     check_bytes(wanted, epsilon, None)
     by = votes_unit(wanted, votes_by)
     conversation = Conversation(system)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -175,6 +175,42 @@ def configuration(models: Sequence[str] | None, preset: str | None, file: Path |
         raise ConfigError(f"{missing} each with -m, or take the demo models with --preset demo.")
     given = {key: value for key, value in flags.items() if value is not None}
     return checked(Config, _overridden(values, given), str(file) if file else "the options")
+
+
+def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's parameters those that are keys of a configuration, as that spells them.
+
+    Raises:
+        ConfigError: a bias has no number.
+    """
+    from unisono.config import Config, MemberConfig
+
+    known = {*Config.model_fields, *MemberConfig.model_fields}
+    out = {key: value for key, value in given.items() if key in known}
+    out["stop"] = out["stop"] or None  # an option that may be repeated comes as a list
+    out["logit_bias"] = biases(out["logit_bias"]) if out["logit_bias"] else None
+    return out
+
+
+def biases(given: Sequence[str]) -> dict[str, float]:
+    """TEXT=X, each.
+
+    >>> biases([" the=-2", "a=b=1.5"])
+    {' the': -2.0, 'a=b': 1.5}
+
+    Raises:
+        ConfigError: one has no number.
+    """
+    out = {}
+    for each in given:
+        piece, sign, number = each.rpartition("=")
+        try:
+            out[piece] = float(number)
+        except ValueError:
+            sign = ""
+        if not sign or not piece:
+            raise ConfigError(f"--logit-bias {each!r}: write TEXT=X with a number, ' the=-2', say.")
+    return out
 
 
 def _overridden(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

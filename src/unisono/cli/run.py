@@ -49,6 +49,7 @@ from unisono.cli.common import (
     Vote,
     VotesBy,
     configuration,
+    settings,
 )
 from unisono.errors import ConfigError, EnsembleError, PromptError, UnknownName
 
@@ -125,42 +126,7 @@ def run(
     A prompt from standard input or a file is UTF-8 and is read as it stands, but for one final newline.
     Notes and statistics go to standard error. Ctrl-C keeps what has been written.
     """
-    wanted = configuration(
-        models,
-        preset,
-        config,
-        chat=chat,
-        max_tokens=max_tokens,
-        stop=stop or None,
-        threads=threads,
-        n_ctx=n_ctx,
-        n_batch=n_batch,
-        n_gpu_layers=n_gpu_layers,
-        vote=vote,
-        rule=rule,
-        plausibility=plausibility,
-        top_union=top_union,
-        respell=respell,
-        epsilon=epsilon,
-        heal=heal,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=biases(logit_bias) if logit_bias else None,
-        single_voice=single_voice,
-        min_tokens=min_tokens,
-        ignore_end=ignore_end,
-        include_stop=include_stop,
-        threshold=threshold,
-        gate=gate,
-        skip=skip,
-        drafter=drafter,
-    )
+    wanted = configuration(models, preset, config, **settings(locals()))
     if system is not None and not wanted.chat:
         raise ConfigError("--system is for a conversation: give --chat as well.")
     check_bytes(wanted, epsilon, heal)
@@ -216,27 +182,6 @@ def check_bytes(config: Config, epsilon: float | None, heal: bool | None) -> Non
         raise ConfigError(f"{option} is for voting on bytes: leave it out, or give --vote bytes.")
     if config.chat and heal:
         raise ConfigError("--heal is for a plain prompt, and a conversation's ends where it should: leave it out.")
-
-
-def biases(given: Sequence[str]) -> dict[str, float]:
-    """TEXT=X, each.
-
-    >>> biases([" the=-2", "a=b=1.5"])
-    {' the': -2.0, 'a=b': 1.5}
-
-    Raises:
-        ConfigError: one has no number.
-    """
-    out = {}
-    for each in given:
-        piece, sign, number = each.rpartition("=")
-        try:
-            out[piece] = float(number)
-        except ValueError:
-            sign = ""
-        if not sign or not piece:
-            raise ConfigError(f"--logit-bias {each!r}: write TEXT=X with a number, ' the=-2', say.")
-    return out
 
 
 def votes_unit(config: Config, votes_by: str | None) -> By:
