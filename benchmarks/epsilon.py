@@ -32,10 +32,10 @@ def votes_along(member: Member, text: bytes, epsilon: float, canonical: bool = F
     reader = Reader(0, voter, text[start:])
     rows, bits, n_branches = [], 0.0, 0
     for byte in text[start:]:
-        settle(reader)
+        reader.catch_up()
         [vote] = unit.ballot([voter])
         while not vote[byte] > 0 and voter.revive():
-            settle(reader)
+            reader.catch_up()
             [vote] = unit.ballot([voter])
         rows.append(vote)
         bits -= float(np.log2(vote[byte])) if vote[byte] > 0 else np.inf
@@ -43,12 +43,6 @@ def votes_along(member: Member, text: bytes, epsilon: float, canonical: bool = F
         n_branches += sum(1 for _ in voter.pending())
     voter.close()
     return np.array(rows), n_branches, bits / len(rows)
-
-
-def settle(reader: Reader) -> None:
-    """Read until the voter can vote."""
-    while not reader.settle():
-        reader.take(reader.voter.member.forward(reader.feeds()))
 
 
 def main() -> None:

@@ -43,14 +43,9 @@ class Sampler:
         self._random = np.random.default_rng(settings.seed)
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether it takes the likeliest."""
-        return self.settings.temperature == 0
-
-    @property
     def is_plain(self) -> bool:
         """Whether it takes the likeliest of what the members think, unchanged."""
-        return self.is_greedy and self._tilt is None
+        return self.settings.temperature == 0 and self._tilt is None
 
     def choose(self, pooled: Pooled, may_end: bool = True) -> tuple[int, float]:
         """A choice, and its probability in the pooled distribution as it was.
@@ -68,7 +63,7 @@ class Sampler:
             used[self._end] = 0
         if not used.any():
             raise NoCommonChoice("Only the end of the text could follow, and it may not: lower min_tokens.")
-        choice = greedy(used) if self.is_greedy else self._draw(used)
+        choice = self._draw(used) if self.settings.temperature > 0 else greedy(used)
         self._written[choice] += 1
         return choice, float(probs[choice])
 

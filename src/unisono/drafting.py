@@ -61,10 +61,6 @@ class Drafter:
         self._rest_until = 0
         self._feed: Feed | None = None
         self._rows: FloatArray | None = None
-        self.n_drafted = 0
-        """Tokens drafted so far."""
-        self.n_true = 0
-        """Those of them that came true, the last draft's apart."""
 
     def draft(self, others: Sequence[Reader], n_steps: int) -> Iterator[None]:
         """Draft, one forward of the drafter at a time (yields None for each), and give the others the guess. The
@@ -94,7 +90,6 @@ class Drafter:
                 at += 1
             last, self._rows = self._rows[-1], None
             guess += choices
-            self.n_drafted += 1
             self._ends.append(n_steps + len(guess))
             if len(self._ends) >= length:
                 break
@@ -110,7 +105,6 @@ class Drafter:
         if not self._ends:
             return
         n_true = sum(end < n_steps for end in self._ends) + (self._ends[-1] == n_steps)
-        self.n_true += n_true
         self._trues = MEMORY * self._trues + n_true
         self._falses = MEMORY * self._falses + (n_true < len(self._ends))
         self._ends = []

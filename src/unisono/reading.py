@@ -29,10 +29,8 @@ class _Asked:
 
     place: int
     """Which of those pending."""
-    skipped: int
-    """How many of its ids the context holds already, from reading ahead."""
     feed: Feed
-    """What is read: its other ids, and what may come after them."""
+    """What is read: those of its ids that the context has not read ahead, and what may come after them."""
     n_ahead: int
     """How many of those."""
 
@@ -63,11 +61,6 @@ class Reader:
         self._asked: list[_Asked] = []
         self._most = max(1, min(MOST, ROW_BYTES // (4 * voter.member.vocabulary.n_ids)))
 
-    @property
-    def ready(self) -> bool:
-        """Whether the voter has heard and read all there is."""
-        return not self.n_lag and not self.voter.pending()
-
     def settle(self) -> bool:
         """Hand out what has been read; whether that was enough for a vote."""
         while True:
@@ -84,6 +77,16 @@ class Reader:
             if len(self._got) < len(pending):
                 return False
             self._give(len(pending))
+
+    def catch_up(self) -> tuple[int, int]:
+        """Read, one forward a round, until the voter can vote; how many forwards and tokens that took."""
+        n_forwards = n_read = 0
+        while not self.settle():
+            feeds = self.feeds()
+            self.take(self.voter.member.forward(feeds))
+            n_forwards += 1
+            n_read += sum(len(feed.ids) for feed in feeds)
+        return n_forwards, n_read
 
     def _from_ahead(self, feed: Feed) -> Logits | None:
         rows = self._rows.get(feed.context)
@@ -114,7 +117,7 @@ class Reader:
                 longer = Feed(
                     feed.context, feed.at + skipped, [*feed.ids[skipped:], *plan], max(feed.rows, 1) + len(plan)
                 )
-                self._asked.append(_Asked(place, skipped, longer, len(plan)))
+                self._asked.append(_Asked(place, longer, len(plan)))
         return [asked.feed for asked in self._asked]
 
     def _plans(self) -> list[list[int]]:

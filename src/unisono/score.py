@@ -59,22 +59,6 @@ def bits(logprobs: FloatArray) -> float:
     return -float(logprobs.mean()) / math.log(2) if len(logprobs) else math.nan
 
 
-class _Reading:
-    """Reads the text for one voter, and counts."""
-
-    def __init__(self, number: int, voter: ByteVoter, text: bytes) -> None:
-        self.voter, self.reader = voter, Reader(number, voter, text)
-        self.n_forwards = self.n_read = 0
-
-    def settle(self) -> None:
-        """Until the voter can vote."""
-        while not self.reader.settle():
-            feeds = self.reader.feeds()
-            self.reader.take(self.voter.member.forward(feeds))
-            self.n_forwards += 1
-            self.n_read += sum(len(feed.ids) for feed in feeds)
-
-
 def score_bytes(
     unit: ByteVoting,
     voters: Sequence[ByteVoter],
@@ -89,22 +73,23 @@ def score_bytes(
         CacheFull: the text does not fit a member's context.
     """
     _check_readable(unit, text)
-    readings = [_Reading(number, voter, text) for number, voter in enumerate(voters)]
+    readers = [Reader(number, voter, text) for number, voter in enumerate(voters)]
+    costs = np.zeros((len(voters), 2), dtype=np.int64)
     logprobs = np.empty((len(voters), len(text)))
     pooled = np.empty(len(text))
     with np.errstate(divide="ignore"):
         for at, byte in enumerate(text):
-            for reading in readings:
-                reading.settle()
+            for number, reader in enumerate(readers):
+                costs[number] += reader.catch_up()
             votes = unit.ballot(voters)
-            for number, reading in enumerate(readings):  # dropping branches may have left no way to this byte
+            for number, reader in enumerate(readers):  # dropping branches may have left no way to this byte
                 while not votes[number, byte] > 0 and voters[number].revive():
-                    reading.settle()
+                    costs[number] += reader.catch_up()
                     votes = unit.ballot(voters)
             logprobs[:, at] = np.log(votes[:, byte])
             pooled[at] = np.log(pool(votes)[byte])
-            for reading in readings:
-                reading.reader.hear(byte)
+            for reader in readers:
+                reader.hear(byte)
             if at % 64 == 63:
                 progress(at + 1)
     progress(len(text))
@@ -112,8 +97,8 @@ def score_bytes(
         tuple(member.name for member in unit.members),
         logprobs,
         pooled,
-        tuple(reading.n_forwards for reading in readings),
-        tuple(reading.n_read for reading in readings),
+        tuple(costs[:, 0].tolist()),
+        tuple(costs[:, 1].tolist()),
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from unisono.arrays import FloatArray, Logits, Probs, Weights
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule
 from unisono.sampling import Tilt
+
+Lines: TypeAlias = Sequence[tuple[int, Sequence[int]]]
+"""Contexts of one member, and what each of them has read."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Voter(Protocol):
         """Whether it can hear now, or has to read first."""
 
     @property
-    def lines(self) -> list[tuple[int, Sequence[int]]]:
+    def lines(self) -> Lines:
         """Its contexts, and what each of them has read."""
 
     def read(self, logits: Sequence[Logits]) -> None:
@@ -163,7 +166,7 @@ class Unit(Protocol):
         self,
         member: int,
         prompt: MemberPrompt,
-        held: Sequence[tuple[int, Sequence[int]]] = (),
+        held: Lines = (),
         tilt: Tilt | None = None,
     ) -> Voter:
         """A voter that holds the prompt. `held` are contexts of the member and what they have read: what a prompt has
@@ -173,9 +176,7 @@ class Unit(Protocol):
         """
 
 
-def begin_context(
-    member: Member, ids: Sequence[int], held: Sequence[tuple[int, Sequence[int]]]
-) -> tuple[int, list[int]]:
+def begin_context(member: Member, ids: Sequence[int], held: Lines) -> tuple[int, list[int]]:
     """A context that has read as much of the ids as one of those held has, but for the last two, and what it has read.
 
     Raises CacheFull.

@@ -28,7 +28,7 @@ from unisono.pooling import Rule
 from unisono.sampling import Tilt, greedy
 from unisono.text import END_OF_TEXT, Utf8, split_characters
 from unisono.vocabulary import Kind, Vocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
+from unisono.voting.base import Lines, MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
 
 N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
@@ -101,7 +101,7 @@ class ByteVoting:
         self,
         member: int,
         prompt: MemberPrompt,
-        held: Sequence[tuple[int, Sequence[int]]] = (),
+        held: Lines = (),
         tilt: Tilt | None = None,
     ) -> ByteVoter:
         return ByteVoter(self, member, prompt, held, tilt)
@@ -366,7 +366,7 @@ class ByteVoter:
         unit: ByteVoting,
         number: int,
         prompt: MemberPrompt,
-        held: Sequence[tuple[int, Sequence[int]]] = (),
+        held: Lines = (),
         tilt: Tilt | None = None,
     ) -> None:
         self.member = unit.members[number]
@@ -468,7 +468,7 @@ class ByteVoter:
         return ids[:most] if whole else ids[: max(min(most, len(ids) - 1), 0)]
 
     @property
-    def lines(self) -> list[tuple[int, Sequence[int]]]:
+    def lines(self) -> Lines:
         return [(line.context, line.ids) for line in self._lines]
 
     @property

@@ -17,7 +17,7 @@ from unisono.members.base import Feed, Member
 from unisono.pooling import Rule, linear, unite
 from unisono.sampling import Tilt, greedy
 from unisono.union import END, Shares, UnionVocabulary
-from unisono.voting.base import MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
+from unisono.voting.base import Lines, MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
 
 TOP_UNION = 10
 """How many of each member's choices the rule unite takes, unless the user says otherwise; as in arXiv 2410.03777."""
@@ -72,7 +72,7 @@ class PieceVoting:
         self,
         member: int,
         prompt: MemberPrompt,
-        held: Sequence[tuple[int, Sequence[int]]] = (),
+        held: Lines = (),
         tilt: Tilt | None = None,
     ) -> PieceVoter:
         return PieceVoter(self.union, member, self._spellers[member], prompt, held, self.respell)
@@ -190,7 +190,7 @@ class PieceVoter:
         number: int,
         speller: Speller,
         prompt: MemberPrompt,
-        held: Sequence[tuple[int, Sequence[int]]] = (),
+        held: Lines = (),
         respell: bool = False,
     ) -> None:
         self.member = speller.member
@@ -238,7 +238,7 @@ class PieceVoter:
         return [ids[: max(most, 0)]] if self._lag else []
 
     @property
-    def lines(self) -> list[tuple[int, Sequence[int]]]:
+    def lines(self) -> Lines:
         return [] if self._context is None else [(self._context, self._read)]
 
     def read(self, logits: Sequence[Logits]) -> None:
