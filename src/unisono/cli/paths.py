@@ -1,9 +1,9 @@
-"""Files that a command reads and files that it writes: no file may be both."""
+"""Files that a command reads and files that it writes: no file may be both, and those can be written that will be."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,22 @@ def check_distinct(
             if _same(path, other):
                 raise ConfigError(f"{option} {path} would be written over {what}: give {option} another file.")
         taken.append((f"that of {option}, {path}", path))
+
+
+def check_writable(path: Path, refusal: Callable[[Path, OSError], ConfigError]) -> bool:
+    """Raise what `refusal` makes of it if a file cannot be written there; whatever it holds stays. False for a pipe or
+    device, which is not tried, since opening it would already do something."""
+    try:
+        existed = path.exists()
+        if existed and not path.is_file() and not path.is_dir():
+            return False
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as exc:
+        raise refusal(path, exc) from exc
+    return True
 
 
 def _same(one: Path, other: Path) -> bool:

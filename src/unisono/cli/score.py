@@ -94,7 +94,7 @@ def score(
     from unisono.cli.documents import read
     from unisono.cli.grid import Grid
     from unisono.cli.paths import check_distinct
-    from unisono.cli.scores import check_writable, load_scores, save_scores
+    from unisono.cli.scores import check_rereadable, load_scores, save_scores
 
     if grid_step is not None and not grid:
         raise ConfigError("--grid-step is for --grid: give that as well.")
@@ -118,7 +118,7 @@ def score(
         read_too = [*(("text", path) for path in files), ("configuration", config)]
         check_distinct({"--save": save, "--resume": resume}, read_too, wanted)
         for path in filter(None, (save, resume)):
-            check_writable(path)
+            check_rereadable(path)
         settings = {"context": context, "stride": stride, "max_bytes": max_bytes}
         scores, made = measured(documents, wanted, settings, resume, keep=bool(save or grid), quiet=quiet)
         if save:

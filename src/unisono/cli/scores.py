@@ -17,6 +17,7 @@ import numpy as np
 
 from unisono import cache
 from unisono.arrays import FloatArray
+from unisono.cli.paths import check_writable
 from unisono.errors import ConfigError
 
 FORMAT = "unisono score 1"
@@ -88,18 +89,10 @@ def _added(a: list[Any], b: list[Any]) -> list[Any]:
     return [x + y for x, y in zip(a, b, strict=True)] if a else list(b)
 
 
-def check_writable(path: Path) -> None:
-    """Raise ConfigError if nothing can be written there; whatever the file holds stays."""
-    try:
-        existed = path.exists()
-        if existed and not path.is_file() and not path.is_dir():
-            raise ConfigError(f"{path} is no regular file: give one that can be written and read again.")
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-    except OSError as exc:
-        raise _refusal(path, exc) from exc
+def check_rereadable(path: Path) -> None:
+    """Raise ConfigError if nothing can be written there and read again; whatever the file holds stays."""
+    if not check_writable(path, _refusal):
+        raise ConfigError(f"{path} is no regular file: give one that can be written and read again.")
 
 
 class Checkpoint:

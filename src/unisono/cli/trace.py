@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from unisono.cli.paths import check_writable
 from unisono.cli.show import number, spelled_out
 from unisono.errors import ConfigError
 
@@ -61,16 +62,7 @@ class Trace:
 
 def check_creatable(path: Path) -> None:
     """Raise ConfigError if a trace cannot be written there; whatever the file holds stays."""
-    try:
-        existed = path.exists()
-        if existed and not path.is_file() and not path.is_dir():
-            return  # a pipe or device: opening it would already do something
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-    except OSError as exc:
-        raise _refusal(path, exc) from exc
+    check_writable(path, _refusal)
 
 
 def _refusal(path: Path, exc: OSError) -> ConfigError:
