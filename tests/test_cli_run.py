@@ -415,3 +415,12 @@ def test_every_way_to_choose_is_reached_from_the_command_line() -> None:
 )
 def test_a_way_to_choose_that_means_nothing_is_refused(options: list[str], said: str) -> None:
     assert refusal("run", *TWO, *options, PROMPT).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "options", [["--threshold", "0.5", "--gate", "x"], ["--drafter", "x"], ["--respell", "word"], ["--gate", "some"]]
+)
+def test_ways_that_do_not_go_together_are_refused_before_any_model_is_opened(options: list[str]) -> None:
+    models = ["-m", "table:some", "-m", "no-such-file.gguf"]
+    assert "No such file" in refusal("run", *models, PROMPT)
+    assert "No such file" not in refusal("run", *models, *options, PROMPT)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono import chat
-from unisono.arrays import Probs, Votes
+from unisono.arrays import Probs, Votes, Weights
 from unisono.choosing import Sampler, tilt_of
 from unisono.config import Config, MemberConfig, TextConfig, checked
 from unisono.drafting import ONE_MORE
@@ -67,6 +67,9 @@ class Ensemble:
         self.rule = rule
         self._rule = rule_of(rule, vote, plausibility, top_union)
         self.weights = weights_for(rule, [None] * len(self.members) if weights is None else list(weights), self.names)
+        _check_ways(self.names, vote, respell, drafter)
+        self.policy = _policy_of(self.names, self.weights, threshold, gate, skip)
+        """When all vote; None: at every step."""
         self.unit: Unit = (
             PieceVoting(
                 self.members, top_union=TOP_UNION if top_union is None else top_union, respell=respell == "word"
@@ -74,32 +77,11 @@ class Ensemble:
             if vote == "pieces"
             else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
         )
-
         self.engine = Engine(self.unit)
-        if respell not in ("none", "word"):
-            raise UnknownName("way to respell", respell, ("none", "word"))
-        if respell != "none" and vote != "pieces":
-            raise ConfigError("respell is for voting on pieces: on bytes, contexts are in their own tokens anyway.")
-        if gate is not None and threshold is None:
-            raise ConfigError(f"A gate ({gate}) is for threshold mode: give a threshold as well, 0.5, say.")
-        if gate is not None and gate not in self.names:
-            raise UnknownName("member to be the gate", gate, self.names)
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ConfigError(f"threshold is {threshold}: give a probability from 0 to 1.")
-        self.policy = (
-            None if threshold is None else Threshold(0 if gate is None else self.names.index(gate), threshold, skip)
-        )
-        """When all vote; None: at every step."""
+        """Where its texts are written."""
         self.settings = TextConfig() if settings is None else settings
         """How texts are written where `generate` is told nothing else."""
-        if self.policy and self.weights[self.policy.gate] < 0:
-            amateur = self.names[self.policy.gate]
-            raise ConfigError(
-                f"{amateur} has a negative weight, and what it likes cannot be taken: choose another gate."
-            )
         self._drafter = drafter
-        if drafter is not None and drafter not in ("auto", *self.names):
-            raise UnknownName("member to draft", drafter, ("auto", *self.names))
 
     @property
     def _gate_weight(self) -> float:
@@ -158,6 +140,8 @@ class Ensemble:
         # What is wrong is said before any model is opened, which takes long.
         rule_of(config.rule, config.vote, config.plausibility, config.top_union)
         shares = weights_for(config.rule, given, names)
+        _check_ways(names, config.vote, config.respell, config.drafter)
+        _policy_of(names, shares, config.threshold, config.gate, config.skip)
         opened: list[Member] = []
         try:
             for member, name in zip(config.members, names, strict=True):
@@ -212,7 +196,7 @@ class Ensemble:
         if (prompt is None) == (messages is None):
             raise TypeError("give a prompt or messages, and not both")
         like = self.settings if settings is None else settings
-        base = {key: getattr(like, key) for key in TextConfig.model_fields}
+        base = like.model_dump(include=set(TextConfig.model_fields))
         if "stop" in given:
             given["stop"] = list(given["stop"])
         settings = checked(TextConfig, {**base, **given}, "the settings of a text")
@@ -398,6 +382,36 @@ class Generation(Iterator[Step]):
     def __del__(self) -> None:
         if hasattr(self, "_of"):
             self.close()
+
+
+def _check_ways(names: Sequence[str], vote: str, respell: str, drafter: str | None) -> None:
+    """Refuse ways to write that do not exist or do not go together. Raises ConfigError, UnknownName."""
+    if respell not in ("none", "word"):
+        raise UnknownName("way to respell", respell, ("none", "word"))
+    if respell != "none" and vote != "pieces":
+        raise ConfigError("respell is for voting on pieces: on bytes, contexts are in their own tokens anyway.")
+    if drafter is not None and drafter not in ("auto", *names):
+        raise UnknownName("member to draft", drafter, ("auto", *names))
+
+
+def _policy_of(
+    names: Sequence[str], weights: Weights, threshold: float | None, gate: str | None, skip: bool
+) -> Threshold | None:
+    """When all vote; None: at every step. Raises ConfigError, UnknownName."""
+    if threshold is None:
+        if gate is not None:
+            raise ConfigError(f"A gate ({gate}) is for threshold mode: give a threshold as well, 0.5, say.")
+        return None
+    if gate is not None and gate not in names:
+        raise UnknownName("member to be the gate", gate, names)
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"threshold is {threshold}: give a probability from 0 to 1.")
+    number = 0 if gate is None else list(names).index(gate)
+    if weights[number] < 0:
+        raise ConfigError(
+            f"{names[number]} has a negative weight, and what it likes cannot be taken: choose another gate."
+        )
+    return Threshold(number, threshold, skip)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
