@@ -19,7 +19,7 @@ from common import arguments, load, print_table
 from unisono import Ensemble
 from unisono.chat import raw_prompt
 from unisono.members.base import Feed, Member
-from unisono.voting.bytes import SortedRow
+from unisono.voting.rows import SortedRow
 
 PROMPTS = [
     "Once upon a time", "The capital of France is", "Water boils at", "My favourite season is autumn, because",

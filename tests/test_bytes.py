@@ -21,7 +21,8 @@ from unisono.members.fake import TableMember
 from unisono.text import END_OF_TEXT
 from unisono.vocabulary import Kind, Vocabulary
 from unisono.voting.base import MemberPrompt
-from unisono.voting.bytes import N_CHOICES, ByteVoter, ByteVoting, SortedRow
+from unisono.voting.bytes import N_CHOICES, ByteVoter, ByteVoting
+from unisono.voting.rows import SortedRow
 
 NO_LIMIT = 1 << 30
 EPSILONS = [0.0, 0.01, 0.05, 0.2, 0.5]

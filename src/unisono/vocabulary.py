@@ -7,6 +7,7 @@ and spelling by longest match both live on.
 from __future__ import annotations
 
 import hashlib
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,6 +211,18 @@ class Vocabulary:
         """The bytes that no single piece is: texts that hold them may be beyond this member."""
         singles = {p[0] for p in self.sorted_pieces if len(p) == 1}
         return tuple(b for b in range(256) if b not in singles)
+
+    @cached_property
+    def longest_with_missing(self) -> int:
+        """How long the longest piece is that holds one of those; 0 where none does.
+
+        >>> Vocabulary.build([b"a", b"ab", b"cab"]).longest_with_missing, Vocabulary.build([b"a"]).longest_with_missing
+        (3, 0)
+        """
+        if not self.missing_bytes:
+            return 0
+        holds = re.compile(b"[" + b"".join(b"\\x%02x" % byte for byte in self.missing_bytes) + b"]").search
+        return max((len(piece) for piece in self.sorted_pieces if holds(piece)), default=0)
 
     def find(self, prefix: bytes) -> range:
         """The positions in `order` of the pieces that start with the prefix."""

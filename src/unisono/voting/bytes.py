@@ -12,12 +12,9 @@ al., arXiv 2412.03719.) A member is asked for a forward only where the open byte
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +24,9 @@ from unisono.members.base import Feed, Member
 from unisono.pooling import Rule
 from unisono.sampling import Tilt, greedy
 from unisono.text import END_OF_TEXT, Utf8, split_characters
-from unisono.vocabulary import Kind, Vocabulary
+from unisono.vocabulary import Kind
 from unisono.voting.base import Lines, MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
+from unisono.voting.rows import Row, SortedRow
 
 N_CHOICES = 257
 """256 bytes, and END_OF_TEXT."""
@@ -41,9 +39,6 @@ MOST_BRANCHES = 16
 
 MOST_DORMANT = 64
 """How many dropped branches are remembered, the heaviest; twice as many until they are counted."""
-
-PORTION = 1 << 15
-"""How many probabilities are worked on at once."""
 
 EPSILON = 0.01
 """The share of a member's branches below which one is dropped, unless the user says otherwise."""
@@ -81,8 +76,6 @@ class ByteVoting:
         self._readable = np.ones(N_CHOICES, dtype=bool)
         for member in members:
             self._readable[list(member.vocabulary.missing_bytes)] = False
-        self.spans = [longest_with(m.vocabulary, m.vocabulary.missing_bytes) for m in members]
-        """Of each member: how long its pieces with bytes are that it has only inside of pieces."""
         self._usual: dict[tuple[int, int, int], bool] = {}
 
     def spelled(self, choice: int) -> bytes:
@@ -165,18 +158,6 @@ class ByteVoting:
         return self._usual[key]
 
 
-def longest_with(vocabulary: Vocabulary, wanted: Sequence[int]) -> int:
-    """How long the longest piece is that holds one of these bytes; 0 where none does.
-
-    >>> longest_with(Vocabulary.build([b"a", b"ab", b"cab"]), b"b"), longest_with(Vocabulary.build([b"a"]), b"b")
-    (3, 0)
-    """
-    if not wanted:
-        return 0
-    holds = re.compile(b"[" + b"".join(b"\\x%02x" % byte for byte in wanted) + b"]").search
-    return max((len(piece) for piece in vocabulary.sorted_pieces if holds(piece)), default=0)
-
-
 def filled(votes: Votes) -> Votes:
     """The votes with the mean of the others in the place of those that are all 0: such a member has no say, and neither
     adds nor vetoes anything.
@@ -206,92 +187,6 @@ class PooledBytes:
     def opinions(self, choice: int) -> list[Opinion]:
         best = self.votes.argmax(axis=1).tolist()
         return [Opinion(k, float(row[k]), float(row[choice])) for k, row in zip(best, self.votes, strict=True)]
-
-
-class Row(NamedTuple):
-    """A member's next token, up to a common factor."""
-
-    masses: FloatArray
-    """float[n_text]: in the order of the sorted pieces, in the dtype of the logits."""
-    end: float
-    """The mass of all ends."""
-    total: float
-    """The sum of both; a mass divided by it is a probability."""
-
-
-class SortedRow:
-    """Turns a row of logits into probabilities in the order of the sorted pieces."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-        self._order = vocabulary.order.astype(np.int64)  # numpy takes by int64 fastest
-        self._ends = vocabulary.ends
-        used = np.concatenate([self._order, self._ends])
-        self._others = np.setdiff1d(np.arange(vocabulary.n_ids), used)
-
-    def read(self, logits: FloatArray) -> Row:
-        """Logits float[n_ids] as masses, control tokens left out.
-
-        Raises:
-            FloatingPointError: a logit is nan or +inf, or nothing is left.
-        """
-        ends = logits[self._ends]
-        # Few models have logits far from 0, so that finding the top and taking it off can be spared as a rule.
-        row = self._exp(logits, ends, 0.0)
-        if not 1e-10 < row.total < 1e30:  # nan is not, either
-            top = max(logits.take(self._order).max(initial=-np.inf), ends.max(initial=-np.inf))
-            if not -np.inf < top < np.inf:
-                raise FloatingPointError("no finite logits")
-            row = self._exp(logits, ends, top)
-        if not row.total > 0 or not logits.take(self._others).max(initial=-np.inf) < np.inf:
-            raise FloatingPointError("no finite logits")
-        return row
-
-    @cached_property
-    def _place(self) -> IntArray:
-        """int64[n_ids]: where in the order an id stands; -1 for those that are no text."""
-        out = np.full(self.vocabulary.n_ids, -1, dtype=np.int64)
-        out[self._order] = np.arange(len(self._order))
-        return out
-
-    def places(self, biases: Mapping[bytes, float]) -> dict[int, float]:
-        """The biases by where in the order the tokens stand that have these pieces."""
-        known = self.vocabulary.canonical
-        return {int(self._place[known[piece]]): bias for piece, bias in biases.items() if piece in known}
-
-    def tilted(self, row: Row, tilt: Tilt, written: Mapping[int, int], biased: Mapping[int, float]) -> Row:
-        """The row after penalties for the ids written so often, and biases.
-
-        Raises:
-            FloatingPointError: nothing is left.
-        """
-        counts = {int(self._place[i]): n for i, n in written.items() if self._place[i] >= 0}
-        changed = sorted({*counts, *biased})
-        masses = row.masses.copy()
-        probs = masses[changed].astype(np.float64) / row.total
-        at = {place: k for k, place in enumerate(changed)}
-        new = row.total * tilt.tilted(
-            probs, {at[place]: n for place, n in counts.items()}, {at[place]: b for place, b in biased.items()}
-        )
-        masses[changed] = new
-        total = row.total + float((masses[changed].astype(np.float64) - row.masses[changed]).sum())
-        if not 0 < total < np.inf:
-            raise FloatingPointError("penalties have left nothing")
-        return Row(masses, row.end, total)
-
-    def _exp(self, logits: FloatArray, ends: FloatArray, top: float | np.floating[Any]) -> Row:
-        masses: FloatArray = np.empty(len(self._order), dtype=logits.dtype)
-        logits.take(self._order, out=masses, mode="clip")  # in this mode straight into `out`
-        total = 0.0
-        with np.errstate(over="ignore"):
-            for at in range(0, len(masses), PORTION):  # portions stay in the processor's cache
-                part = masses[at : at + PORTION]
-                if top:
-                    np.subtract(part, top, out=part)
-                total += float(np.exp(part, out=part).sum())
-            end = float(np.exp(ends - top).sum())
-        total += end
-        return Row(masses, end, total)
 
 
 @dataclass(eq=False)
@@ -731,7 +626,7 @@ class ByteVoter:
         inside of such a piece, perhaps, needs to be remembered."""
         self.n_dropped += len(survivors) - len(kept)
         if any(not b.prefix and not b.behind for b in kept):
-            span, now = self._unit.spans[self._number], len(self._text)
+            span, now = self._vocabulary.longest_with_missing, len(self._text)
             self._dormant = [d for d in self._dormant if now - (d.born - len(d.prefix)) < span]
             if not span:
                 return
