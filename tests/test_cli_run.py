@@ -372,8 +372,8 @@ def test_the_demo_models_write_and_leave_a_record(tmp_path: Path) -> None:
     assert [len(m["sha256"]) for m in header["members"]] == [64, 64]
     assert end["finish"] == "length"
     votes = invoke("run", *demo, "--show-votes", "-q", "The capital of France is").stdout.splitlines()
-    assert votes[2].split() == ["word", "choice", "p", "smollm2-135m", "gemma3-270m"]
-    assert votes[3].split()[2] == "␣Paris"
+    title = [line.split() for line in votes].index(["word", "choice", "p", "smollm2-135m", "gemma3-270m"])
+    assert votes[title + 1].split()[2] == "␣Paris"
     assert "context holds 64" in refusal("run", *demo, "word " * 100)
     assert "0x04" in refusal("run", *demo, "a\x04")
 
