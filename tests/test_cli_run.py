@@ -141,7 +141,7 @@ def test_votes_of_a_text_that_breaks_off_show_what_was_begun() -> None:
 def test_options_that_would_change_nothing_are_refused() -> None:
     assert refusal("run", *TWO, "--votes-by", "word", PROMPT).startswith("--votes-by is for --show-votes")
     said = refusal("run", *TWO, "--show-votes", "--votes-by", "wrod", PROMPT)
-    assert said == "No unit for --votes-by named 'wrod'. Did you mean 'word'? Known: character, step, word."
+    assert said == "No unit for --votes-by named 'wrod'. Did you mean 'word'? Known: character, step, token, word."
     assert refusal("run", *TWO, "--vote", "pieces", "--epsilon", "0.1", PROMPT).startswith(
         "--epsilon is for voting on b"
     )
@@ -230,6 +230,22 @@ def test_half_a_character_and_no_probability_fit_into_a_trace(tmp_path: Path) ->
     text = trace.read_text()
     assert "Infinity" not in text
     assert "NaN" not in text
+
+
+def test_alternatives_are_recorded_by_step_and_by_token(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    result = invoke("run", *TWO, "--top-logprobs", "2", "--trace", str(trace), "--json", "-q", PROMPT)
+    tokens = json.loads(result.stdout)["tokens"]
+    pieces = [bytes.fromhex(t["piece_hex"]) if t["piece"] is None else t["piece"].encode() for t in tokens]
+    assert b"".join(pieces).decode() == TEXT
+    for token in tokens:
+        top = token.pop("top")
+        assert top[0] == token and len(top) == 2
+    steps = records(trace)[1:-1]
+    assert all(len(step["top"]) == 2 for step in steps)
+    assert sum(step["logprob"] for step in steps) == pytest.approx(sum(token["logprob"] for token in tokens))
+    said = refusal("run", *TWO, "--top-logprobs", "2", PROMPT)
+    assert said == "--top-logprobs is for a record: give --trace FILE.jsonl or --json as well."
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_models_load(tmp_path: Path) -> None:

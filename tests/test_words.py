@@ -154,3 +154,39 @@ def test_a_piece_that_is_the_rest_of_the_word_agrees() -> None:
 def test_a_choice_without_probability_has_none_in_the_word() -> None:
     step = Step(b"a", -1.0, (MemberVote(b"b", 0.0, -math.inf),), "a")
     assert Word.of([step]).votes[0].chosen_logprob == -math.inf
+
+
+def token_steps(*tokens: bytes) -> list[Step]:
+    """One step a byte; a token counts with its last."""
+    steps = []
+    for n, token in enumerate(tokens):
+        counts = [n] * (len(token) - 1) + [n + 1]
+        steps += [Step(bytes([b]), -0.5, (), "", n_tokens=k) for b, k in zip(token, counts, strict=True)]
+    return steps
+
+
+def test_a_token_is_what_the_count_of_tokens_says() -> None:
+    assert cut(token_steps(b"Once", b" up", b"on", b"\xc3", b"\xa9"), "token") == [
+        "Once",
+        " up",
+        "on",
+        "\\xc3",
+        "\\xa9",
+    ]
+    assert cut([*token_steps(b"ab"), Step(b"c", -1.0, (), ""), Step(b"", -1.0, (), "", "end")], "token")[1:] == [
+        "c",
+        "",
+    ]
+
+
+def test_the_ways_that_a_token_could_have_gone_exclude_one_another_and_add_up_to_all() -> None:
+    half, rest = math.log(0.5), math.log(0.25)
+    first = Step(b"a", half, (), "", top=((b"a", half), (b"b", rest), (b"", rest)))
+    second = Step(b"c", rest, (), "", top=((b"a", half), (b"c", rest), (b"", rest)))
+    top = dict(Word.of([first, second]).top)
+    assert list(top) == [b"b", b"", b"aa"]  # the token itself is not among the three likeliest
+    assert top[b"aa"] == pytest.approx(math.log(0.25))
+    every = [Step(s.piece, s.logprob, (), "", top=(*s.top, (b"z", -9e9), (b"y", -9e9))) for s in (first, second)]
+    ways = Word.of(every).top
+    assert {piece for piece, _ in ways} == {b"b", b"", b"aa", b"ac", b"a"}
+    assert sum(math.exp(logprob) for _, logprob in ways) == pytest.approx(1.0)

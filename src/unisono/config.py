@@ -83,6 +83,8 @@ class TextConfig(_Checked):
     """Added to the log-probability of the token that is exactly this text, with every member that has one."""
     seed: int | None = Field(default=None, ge=0)
     """The same seed draws the same text; null: another one each time."""
+    top_logprobs: int = Field(default=0, ge=0, le=1000)
+    """How many of the likeliest choices each step tells, with their log-probabilities."""
     single_voice: bool = False
     """In voting on pieces at temperature 1 under the linear rule: draw one member for each token, by the weights, and
     ask that one alone. The texts are distributed as without, for one forward a token instead of one of each member."""

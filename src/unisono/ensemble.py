@@ -173,7 +173,6 @@ class Ensemble:
         prompt: str | bytes | None = None,
         *,
         messages: Sequence[chat.Message] | None = None,
-        top_logprobs: int = 0,
         settings: TextConfig | None = None,
         **given: Any,
     ) -> Generation:
@@ -183,7 +182,6 @@ class Ensemble:
         Args:
             prompt: Plain text to go on from.
             messages: Instead of a prompt: a conversation, which each member gets through its own chat template.
-            top_logprobs: How many of the likeliest choices every step tells, with their log-probabilities.
             settings: How the text is written: max_tokens, stop, temperature and all else in `TextConfig`; None: as the
                 ensemble's configuration says.
             given: The same by name; these win.
@@ -215,7 +213,7 @@ class Ensemble:
             prompts.append(own)
         if messages is not None and any(member.chat_template is None for member in self.members):
             settings = settings.model_copy(update={"stop": [*settings.stop, chat.PLAIN_STOP]})
-        return Generation(self, prompts, settings, top_logprobs, notes)
+        return Generation(self, prompts, settings, notes)
 
     def _check(self, settings: TextConfig) -> None:
         """Refuse what means nothing in this ensemble. Raises ConfigError."""
@@ -306,7 +304,6 @@ class Generation(Iterator[Step]):
         ensemble: Ensemble,
         prompts: Sequence[MemberPrompt],
         settings: TextConfig,
-        n_top: int,
         notes: Sequence[str],
     ) -> None:
         n = len(prompts)
@@ -337,7 +334,6 @@ class Generation(Iterator[Step]):
                 stats,
                 sampler=Sampler(settings, unit.end, tilt if unit.tilts else None, unit.choice_of),
                 weights=ensemble.weights,
-                n_top=n_top,
                 drafter=drafter,
                 policy=ensemble.policy,
                 gate_weight=ensemble._gate_weight,

@@ -40,6 +40,8 @@ class Step:
     """Set on the last step."""
     top: tuple[tuple[bytes, float], ...] = ()
     """The likeliest choices and the natural logs of their pooled probabilities, as many as were asked for."""
+    n_tokens: int = 0
+    """How many whole tokens have been written with it, as max_tokens counts them."""
 
 
 @dataclass

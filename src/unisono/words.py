@@ -1,4 +1,4 @@
-"""From steps to what people read: words, or characters, each with what every member thought of it.
+"""From steps to what people read: words, characters or tokens, each with what every member thought of it.
 
 In voting on bytes a step is one byte, which says little by itself; a word's probability is the product over its bytes.
 """
@@ -14,9 +14,9 @@ from typing import Literal
 
 from unisono.steps import Finish, Step
 
-By = Literal["word", "character", "step"]
+By = Literal["word", "character", "token", "step"]
 """What steps are grouped into."""
-BY: tuple[By, ...] = ("word", "character", "step")
+BY: tuple[By, ...] = ("word", "character", "token", "step")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ class Word:
     """How many steps it is made of."""
     finish: Finish | None = None
     """Set where its last step ends the text."""
+    top: tuple[tuple[bytes, float], ...] = ()
+    """What else the text could have gone on with, and the natural logs of the probabilities: as many of the likeliest
+    as each step tells, the word itself among them where it is one. Each of the others is the word up to where it goes
+    another way, and the choice it goes on with there (nothing, where that is the end), so no two can come true."""
 
     @property
     def text(self) -> str:
@@ -69,7 +73,18 @@ class Word:
         piece = b"".join(step.piece for step in steps)
         all_voted = all(step.votes for step in steps)
         votes = tuple(_vote(steps, member) for member in range(len(steps[0].votes))) if all_voted else ()
-        return cls(piece, sum(step.logprob for step in steps), votes, len(steps), steps[-1].finish)
+        return cls(piece, sum(step.logprob for step in steps), votes, len(steps), steps[-1].finish, _top(steps))
+
+
+def _top(steps: Sequence[Step]) -> tuple[tuple[bytes, float], ...]:
+    """The likeliest ways to go on from where the first step began, as far as the steps tell."""
+    most = max(len(step.top) for step in steps)
+    beginning, logprob, out = b"", 0.0, []
+    for step in steps:
+        out += [(beginning + other, logprob + chance) for other, chance in step.top if other != step.piece]
+        beginning, logprob = beginning + step.piece, logprob + step.logprob
+    out.append((beginning, logprob))
+    return tuple(sorted(out, key=lambda way: -way[1])[:most])
 
 
 def _vote(steps: Sequence[Step], member: int) -> WordVote:
@@ -131,11 +146,17 @@ class WordStream:
         """Its last character."""
         self._n_flags = 0
         """How many regional indicators it ends in: two make a flag."""
+        self._n_tokens = 0
+        """Of all before it."""
 
     def add(self, step: Step) -> list[Word]:
         """The words that this step completes."""
         if self._by == "step":
             return [Word.of([step])]
+        if self._by == "token" and step.piece:
+            self._word.append(step)
+            begun, self._n_tokens = self._n_tokens, max(self._n_tokens, step.n_tokens)
+            return self.flush() if self._n_tokens > begun or step.finish else []
         if not step.piece:  # the end of the text is a word of its own
             return [*self.flush(), Word.of([step])]
         out: list[Word] = []

@@ -54,14 +54,13 @@ class Writing:
         *,
         sampler: Sampler,
         weights: Weights,
-        n_top: int = 0,
         drafter: tuple[int, float, float] | None = None,
         policy: Threshold | None = None,
         gate_weight: float = 0.0,
     ) -> None:
-        """`pool` takes all of the voters, or one alone; `n_top` is how many alternatives a step tells."""
+        """`pool` takes all of the voters, or one alone."""
         self.unit, self.voters, self.pool, self.settings, self.stats = unit, voters, pool, settings, stats
-        self.sampler, self._weights, self._n_top = sampler, weights, n_top
+        self.sampler, self._weights = sampler, weights
         self.readers = [Reader(number, voter) for number, voter in enumerate(voters)]
         self.drafter = None if drafter is None else Drafter(self.readers[drafter[0]], *drafter[1:])
         self.policy = policy
@@ -89,12 +88,12 @@ class Writing:
     def steps(self) -> Iterator[Step | None]:
         """A step for each choice until the text is over; None where `waits` have to read first."""
         stream = TextStream(self.settings.stop, self.settings.include_stop)
-        stats = self.stats
+        stats, n_whole = self.stats, 0
         while True:
             try:
                 chosen = yield from self._choose()
             except _NoRoom:
-                yield Step(b"", 0.0, (), stream.finish(), "length")
+                yield Step(b"", 0.0, (), stream.finish(), "length", n_tokens=n_whole)
                 return
             piece = self.unit.spelled(chosen.choice)
             top = self._top(chosen.pooled)  # before the voters go on
@@ -111,6 +110,8 @@ class Writing:
                 counted = self.voters if self.policy is None else [self.voters[self.policy.gate]]
                 stats.n_tokens = self.unit.n_tokens(counted, stats.n_steps)
                 enough = self.settings.max_tokens is not None and stats.n_tokens >= self.settings.max_tokens
+                if not self._decided:  # the gate has heard a token that is still being written
+                    n_whole = stats.n_tokens
                 if stream.stopped:
                     finish = "stop"
                 elif self._decided:
@@ -120,7 +121,7 @@ class Writing:
             if finish:
                 text += stream.finish()
             thoughts = tuple(self._thought(opinion) for opinion in chosen.opinions)
-            step = Step(piece, logprob(chosen.prob), thoughts, text, finish, top)
+            step = Step(piece, logprob(chosen.prob), thoughts, text, finish, top, n_whole)
             if stats.n_steps == 1:
                 self.stop_clock()
                 stats.first_s, stats.first_forward_s = stats.wall_s, sum(stats.forward_s)
@@ -210,10 +211,10 @@ class Writing:
             yield None
 
     def _top(self, pooled: Pooled | None) -> tuple[tuple[bytes, float], ...]:
-        if not self._n_top or pooled is None:
+        if not self.settings.top_logprobs or pooled is None:
             return ()
         probs = pooled.probs
-        n = min(self._n_top, len(probs))
+        n = min(self.settings.top_logprobs, len(probs))
         likeliest = np.argpartition(-probs, n - 1)[:n]
         order = sorted(likeliest.tolist(), key=lambda choice: (-probs[choice], choice))
         return tuple((self.unit.spelled(choice), logprob(float(probs[choice]))) for choice in order)

@@ -116,6 +116,13 @@ SingleVoice = Annotated[
     bool | None,
     typer.Option("--single-voice", help="With --vote pieces --temperature 1: one member, drawn anew, a token."),
 ]
+TopLogprobs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="With --trace or --json: record so many likeliest choices, with log-probabilities.",
+    ),
+]
 MinTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens to write before the text may end by itself.")]
 IgnoreEnd = Annotated[bool | None, typer.Option("--ignore-end", help="Never let the text end by itself.")]
 IncludeStop = Annotated[bool | None, typer.Option("--include-stop", help="Keep the string that ended the text.")]
@@ -143,7 +150,7 @@ VotesBy = Annotated[
     str | None,
     typer.Option(
         metavar="UNIT",
-        help="With --show-votes: a line for each word (the default in voting on bytes), character, or step (the"
+        help="With --show-votes: a line for each word (the default in voting on bytes), character, token, or step (the"
         " default in voting on pieces).",
     ),
 ]

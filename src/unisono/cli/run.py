@@ -44,6 +44,7 @@ from unisono.cli.common import (
     Threads,
     Threshold,
     TopK,
+    TopLogprobs,
     TopP,
     TopUnion,
     Vote,
@@ -113,6 +114,7 @@ def run(
     gate: Gate = None,
     skip: Skip = None,
     drafter: Drafter = None,
+    top_logprobs: TopLogprobs = None,
     show_votes: ShowVotes = False,
     votes_by: VotesBy = None,
     trace: Annotated[
@@ -132,9 +134,11 @@ def run(
     check_bytes(wanted, epsilon, heal)
     if votes_by is not None and not show_votes:
         raise ConfigError("--votes-by is for --show-votes: give that as well.")
+    if top_logprobs and not (trace or json):
+        raise ConfigError("--top-logprobs is for a record: give --trace FILE.jsonl or --json as well.")
     by = votes_unit(wanted, votes_by)
     from unisono.cli.paths import check_distinct
-    from unisono.cli.trace import Trace, check_creatable
+    from unisono.cli.trace import TokenRecords, Trace, check_creatable
 
     if trace:
         check_distinct({"--trace": trace}, [("prompt", file), ("configuration", config)], wanted)
@@ -150,9 +154,10 @@ def run(
                     show.say(f"Note: {note}")
             made_by = origin(ensemble, wanted, text, system) if trace or json else {}
             record = Trace(trace, ensemble.names, made_by) if trace else None
+            tokens = TokenRecords() if json and wanted.top_logprobs else None
             table = vote_table(ensemble, by, json) if show_votes else None
             display = table.step if table else _silent if json else stream
-            finish, trouble = follow(generation, [display, *([record.step] if record else [])])
+            finish, trouble = follow(generation, [display, *(one.step for one in (record, tokens) if one)])
             if table and not isinstance(trouble, BrokenPipeError):
                 table.end()
         finally:
@@ -166,7 +171,8 @@ def run(
             from unisono.cli.trace import stats_record
 
             outcome = {"text": generation.text, "finish": finish, "error": error, "notes": generation.notes}
-            show.put_json({**outcome, **made_by, "stats": stats_record(generation.stats)})
+            told = {"tokens": tokens.end()} if tokens else {}
+            show.put_json({**outcome, **told, **made_by, "stats": stats_record(generation.stats)})
         else:
             _finish_text(generation.text, show_votes)
         if not quiet:

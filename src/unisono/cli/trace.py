@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from unisono.cli.paths import check_writable
 from unisono.cli.show import number, spelled_out
 from unisono.errors import ConfigError
+from unisono.words import Word, WordStream
 
 if TYPE_CHECKING:
     from unisono.steps import Stats, Step
@@ -79,7 +80,32 @@ def step_record(step: Step, names: Sequence[str]) -> dict[str, Any]:
         }
         for name, vote in zip(names, step.votes, strict=bool(step.votes))  # none where one member decided alone
     }
-    return {**_spelled("piece", step.piece), "logprob": number(step.logprob), "votes": votes}
+    top = {"top": _ways(step.top)} if step.top else {}
+    return {**_spelled("piece", step.piece), "logprob": number(step.logprob), "votes": votes, **top}
+
+
+def _ways(top: Sequence[tuple[bytes, float]]) -> list[dict[str, Any]]:
+    return [{**_spelled("piece", piece), "logprob": number(logprob)} for piece, logprob in top]
+
+
+class TokenRecords:
+    """The tokens of a text as JSON can hold them, with what else could have been written."""
+
+    def __init__(self) -> None:
+        self._stream = WordStream("token")
+        self._tokens: list[Word] = []
+
+    def step(self, step: Step) -> None:
+        """Take one step."""
+        self._tokens += self._stream.add(step)
+
+    def end(self) -> list[dict[str, Any]]:
+        """All of them."""
+        self._tokens += self._stream.flush()
+        return [
+            {**_spelled("piece", token.piece), "logprob": number(token.logprob), "top": _ways(token.top)}
+            for token in self._tokens
+        ]
 
 
 def _spelled(key: str, piece: bytes) -> dict[str, str | None]:

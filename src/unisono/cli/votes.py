@@ -22,7 +22,7 @@ MARKS = {"all": ("+", "green"), "some": ("~", "yellow"), "none": ("-", "red")}
 """How many members liked the choice best -> mark and colour of the line."""
 ALONE = ("·", "cyan")
 """The same, where one member decided alone."""
-HEADINGS: dict[By, str] = {"word": "word", "character": "char", "step": "step"}
+HEADINGS: dict[By, str] = {"word": "word", "character": "char", "token": "token", "step": "step"}
 
 
 def agreement(word: Word) -> str:
@@ -39,7 +39,7 @@ def favourite(vote: WordVote, by: By) -> str:
     """
     if not vote.other:
         return visible(vote.beginning) + (END if vote.beginning and not vote.agrees else "")
-    goes_on = by == "word" or (by == "character" and _ends_inside_a_character(vote.favourite))
+    goes_on = by in ("word", "token") or (by == "character" and _ends_inside_a_character(vote.favourite))
     return visible(vote.favourite) + ("…" if goes_on else "")
 
 
