@@ -18,7 +18,7 @@ from unisono.config import Config
 
 ROOT = Path(__file__).parents[1]
 README, ADDING, RULES = "README.md", "docs/adding-a-member.md", "docs/rules.md"
-PAGES = [README, ADDING, RULES, "CONTRIBUTING.md", "docs/structure.md", "docs/score.md"]
+PAGES = [README, ADDING, RULES, "CONTRIBUTING.md", "docs/structure.md", "docs/score.md", "docs/writing.md"]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
