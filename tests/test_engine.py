@@ -16,6 +16,7 @@ from unisono.ensemble import Ensemble, Generation
 from unisono.errors import BackendError, CacheFull, ConfigError, EnsembleError
 from unisono.members.base import Feed
 from unisono.members.fake import TableMember
+from unisono.policy import Threshold
 from unisono.vocabulary import Kind, Vocabulary
 from unisono.voting.pieces import PieceVoter
 
@@ -293,6 +294,68 @@ def test_skipping_never_changes_the_text(data: st.DataObject, vote: str, thresho
         ensemble = Ensemble(drawn, weights, vote=vote, threshold=threshold, skip=skip)
         found.append(first_steps(ensemble.generate("aa", max_tokens=None), 14))
     assert found[0] == found[1]
+
+
+def last_word(text: bytes) -> bytes:
+    """From where white space last begins after something else."""
+    begins = [at for at in range(1, len(text)) if text[at : at + 1].isspace() and not text[at - 1 : at].isspace()]
+    return text[begins[-1] :] if begins else text
+
+
+def begins_a_token(member: TableMember, text: bytes, piece: bytes) -> bool:
+    """Whether the member's tokenizer, given the last word and the piece, begins a token with the piece."""
+    word = last_word(text)
+    ids = member.vocabulary.longest_match(word + piece) or []
+    return len(word) in [len(member.vocabulary.join(ids[:n])) for n in range(len(ids))]
+
+
+@pytest.mark.parametrize("gate", ["one", "two"])
+@pytest.mark.parametrize("seed", range(20))
+def test_with_boundaries_all_vote_exactly_where_the_gates_piece_begins_a_token_for_the_others(
+    gate: str, seed: int
+) -> None:
+    one, two = TableMember.random("one", V, seed), TableMember.random("two", W, seed + 100)
+    other = two if gate == "one" else one
+    ensemble = Ensemble([one, two], vote="pieces", gate=gate, boundaries=True, skip=False)
+    generation = ensemble.generate("ab", max_tokens=30, ignore_end=True)
+    text, n_voted = b"ab", 0
+    for step in generation:
+        wanted = step.votes[ensemble.names.index(gate)].favourite if step.votes else step.piece
+        assert bool(step.votes) == (not wanted or begins_a_token(other, text, wanted))
+        n_voted += bool(step.votes)
+        text += step.piece
+    assert generation.stats.n_votes == n_voted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+def test_with_boundaries_nobody_is_asked_inside_of_what_it_writes_as_one_token(temperature: float) -> None:
+    follows = {2: 0, 0: 1, 1: 2, 3: 2}
+    gate = TableMember("gate", SYLLABLES, lambda ids: np.log(0.9 * np.eye(4)[follows[ids[-1]]] + 0.1 / 4))
+
+    def lost(ids: tuple[int, ...]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Wants the whole name, and where it has been begun by letters only nonsense."""
+        at_home = WHOLE.pieces[ids[-1]] in (b" ", b"Sofia")
+        wanted, sure = (b"Sofia", 0.6) if at_home else (b"x", 0.99)
+        probs = np.full(8, (1 - sure) / 7)
+        probs[WHOLE.canonical[wanted]] = sure
+        return np.log(probs)
+
+    other = TableMember("other", WHOLE, lost)
+    plain = Ensemble([gate, other], vote="pieces").generate("x ", max_tokens=2)
+    assert plain.run() == "Sox"
+    ensemble = Ensemble([gate, other], vote="pieces", boundaries=True)
+    assert ensemble.generate("x ", max_tokens=2, temperature=temperature, seed=1).run() == "Sofia"
+
+
+SYLLABLES = Vocabulary.build([b"So", b"fia", b" ", b"x"])
+WHOLE = Vocabulary.build([b"Sofia", b"S", b"o", b"f", b"i", b"a", b" ", b"x"])
+
+
+def test_boundaries_are_for_pieces_and_know_a_gate_without_a_threshold() -> None:
+    members = [TableMember.random("one", V, 1), TableMember.random("two", W, 2)]
+    with pytest.raises(ConfigError, match="boundaries are for voting on pieces"):
+        Ensemble(members, boundaries=True)
+    assert Ensemble(members, vote="pieces", boundaries=True, gate="two").policy == Threshold(1, 1.0, True, True)
 
 
 @pytest.mark.parametrize("vote", VOTES)

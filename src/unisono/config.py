@@ -125,9 +125,12 @@ class Config(TextConfig):
     """Threshold mode: where the gate gives its likeliest token more than this, it is taken and nobody else runs. 0 is
     the gate alone, 1 a vote at every step, 0.5 is usual; null: all vote at every step."""
     gate: str | None = None
-    """In threshold mode, the member that goes on by itself where it is sure; null: the first."""
+    """In threshold mode, and with boundaries, the member that goes on by itself; null: the first."""
     skip: bool = True
     """In threshold mode, ask nobody else where nobody could outvote the gate."""
+    boundaries: bool = False
+    """In voting on pieces, all vote only where the gate's next piece begins a token for all others as well; elsewhere
+    the gate goes on alone."""
     drafter: str | None = None
     """Look ahead: the member that writes on by itself, for the others to read in one forward; auto takes the fastest.
     The text stays the same."""

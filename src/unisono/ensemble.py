@@ -50,6 +50,7 @@ class Ensemble:
         threshold: float | None = None,
         gate: str | None = None,
         skip: bool = True,
+        boundaries: bool = False,
         settings: TextConfig | None = None,
     ) -> None:
         """From members that are already open; `load` opens them from specs. The options are those of `Config`.
@@ -68,7 +69,7 @@ class Ensemble:
         self._rule = rule_of(rule, vote, plausibility, top_union)
         self.weights = weights_for(rule, [None] * len(self.members) if weights is None else list(weights), self.names)
         _check_ways(self.names, vote, respell, drafter)
-        self.policy = _policy_of(self.names, self.weights, threshold, gate, skip)
+        self.policy = _policy_of(self.names, self.weights, vote, threshold, gate, skip, boundaries)
         """When all vote; None: at every step."""
         self.unit: Unit = (
             PieceVoting(
@@ -141,7 +142,7 @@ class Ensemble:
         rule_of(config.rule, config.vote, config.plausibility, config.top_union)
         shares = weights_for(config.rule, given, names)
         _check_ways(names, config.vote, config.respell, config.drafter)
-        _policy_of(names, shares, config.threshold, config.gate, config.skip)
+        _policy_of(names, shares, config.vote, config.threshold, config.gate, config.skip, config.boundaries)
         opened: list[Member] = []
         try:
             for member, name in zip(config.members, names, strict=True):
@@ -161,6 +162,7 @@ class Ensemble:
                 threshold=config.threshold,
                 gate=config.gate,
                 skip=config.skip,
+                boundaries=config.boundaries,
                 settings=config,
             )
         except BaseException:
@@ -391,13 +393,24 @@ def _check_ways(names: Sequence[str], vote: str, respell: str, drafter: str | No
 
 
 def _policy_of(
-    names: Sequence[str], weights: Weights, threshold: float | None, gate: str | None, skip: bool
+    names: Sequence[str],
+    weights: Weights,
+    vote: str,
+    threshold: float | None,
+    gate: str | None,
+    skip: bool,
+    boundaries: bool,
 ) -> Threshold | None:
     """When all vote; None: at every step. Raises ConfigError, UnknownName."""
+    if boundaries and vote != "pieces":
+        raise ConfigError("boundaries are for voting on pieces: on bytes, a vote inside of tokens is exact.")
     if threshold is None:
-        if gate is not None:
+        if boundaries:
+            threshold = 1.0
+        elif gate is not None:
             raise ConfigError(f"A gate ({gate}) is for threshold mode: give a threshold as well, 0.5, say.")
-        return None
+        else:
+            return None
     if gate is not None and gate not in names:
         raise UnknownName("member to be the gate", gate, names)
     if not 0 <= threshold <= 1:
@@ -407,7 +420,7 @@ def _policy_of(
         raise ConfigError(
             f"{names[number]} has a negative weight, and what it likes cannot be taken: choose another gate."
         )
-    return Threshold(number, threshold, skip)
+    return Threshold(number, threshold, skip, boundaries)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -21,3 +21,7 @@ class Threshold:
     skip: bool = True
     """Where the gate's weighted probability for one choice is above half of the total, nobody can outvote it: then the
     others are not asked. Holds for greedy choices under the linear rule, and never changes the text."""
+    boundaries: bool = False
+    """In voting on pieces, all vote only where the gate's next piece would begin a token for every member; elsewhere
+    the gate goes on alone. After SAFE, arXiv 2510.15346: inside of what a model writes as one token it has never seen
+    the beginning, and its vote is worth little."""

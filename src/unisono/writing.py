@@ -176,12 +176,23 @@ class Writing:
             choice, prob = self.unit.alone(gate.voter)
             if self._gate_weight * prob > 0.5 * (1 + 1e-6) and (self._may_end or choice != self.unit.end):
                 return Choice(choice, prob)
+        if policy.boundaries and not self._begins_tokens(gate):
+            return Choice(*self.unit.alone(gate.voter))
         return None
+
+    def _begins_tokens(self, gate: Reader) -> bool:
+        """Whether what the gate likes best would begin a token for all others."""
+        choice, _ = self.unit.alone(gate.voter)
+        piece = self.unit.spelled(choice)
+        return choice == self.unit.end or all(
+            voter.begins_token(piece) for voter in self.voters if voter is not gate.voter
+        )
 
     def _gate_draws(self, policy: Threshold, gate: Reader) -> Generator[None, None, Choice | None]:
         """Where choices are drawn or penalised, a gate that is sure votes alone until its token is whole."""
         if gate.voter.at_boundary:
-            self._alone = gate.voter.sure(policy.threshold) is not None
+            sure = gate.voter.sure(policy.threshold) is not None
+            self._alone = sure or (policy.boundaries and not self._begins_tokens(gate))
         return (yield from self._ask_one(gate)) if self._alone else None
 
     def _look_ahead(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import typer
 
 from unisono.cli import show
 from unisono.cli.common import (
+    Boundaries,
     ConfigFile,
     Drafter,
     Epsilon,
@@ -94,6 +95,7 @@ def chat(
     threshold: Threshold = None,
     gate: Gate = None,
     skip: Skip = None,
+    boundaries: Boundaries = None,
     drafter: Drafter = None,
     show_votes: ShowVotes = False,
     votes_by: VotesBy = None,

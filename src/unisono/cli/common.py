@@ -133,11 +133,17 @@ Threshold = Annotated[
     ),
 ]
 Gate = Annotated[
-    str | None, typer.Option(metavar="NAME", help="With --threshold: the member that goes on alone (the first).")
+    str | None, typer.Option(metavar="NAME", help="With --threshold or --boundaries: who goes on alone (the first).")
 ]
 Skip = Annotated[
     bool | None,
     typer.Option("--skip/--no-skip", help="With --threshold: ask nobody where nobody could outvote the gate."),
+]
+Boundaries = Annotated[
+    bool | None,
+    typer.Option(
+        "--boundaries", help="With --vote pieces: all vote only where the next piece begins a token for everybody."
+    ),
 ]
 Drafter = Annotated[
     str | None,

@@ -12,6 +12,7 @@ import typer
 
 from unisono.cli import about, show
 from unisono.cli.common import (
+    Boundaries,
     ConfigFile,
     Drafter,
     Epsilon,
@@ -113,6 +114,7 @@ def run(
     threshold: Threshold = None,
     gate: Gate = None,
     skip: Skip = None,
+    boundaries: Boundaries = None,
     drafter: Drafter = None,
     top_logprobs: TopLogprobs = None,
     show_votes: ShowVotes = False,

@@ -83,6 +83,9 @@ class Voter(Protocol):
     def at_boundary(self) -> bool:
         """Whether the member is not inside one of its tokens, as far as it can tell."""
 
+    def begins_token(self, piece: bytes) -> bool:
+        """Whether the member's tokenizer would begin a token with this piece, after what there is of the word."""
+
     def sure(self, threshold: float) -> Sure | None:
         """The member's own next token, where that is likelier than the threshold and can be taken by itself."""
 

@@ -5,9 +5,11 @@ A vote is a member's distribution over the union vocabulary; the chosen piece is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from unisono.errors import BadLogits
 from unisono.members.base import Feed, Member
 from unisono.pooling import Rule, linear, unite
 from unisono.sampling import Tilt, greedy
+from unisono.text import split_characters
 from unisono.union import END, Shares, UnionVocabulary
 from unisono.voting.base import Lines, MemberPrompt, Opinion, Sure, Voter, begin_context, n_common
 
@@ -181,6 +184,47 @@ class Speller:
         return longest
 
 
+TAIL = 32
+"""Tokens of a prompt in which the beginning of its last word is looked for."""
+
+_WORD = re.compile(rb".*\S(?=\s)", re.DOTALL)
+LONGEST_WORD = 256
+"""Bytes of a word that are looked at, where a script puts no spaces."""
+
+
+def last_word(data: bytes) -> bytes:
+    """The last word and the white space before it, which is where words are taken to begin.
+
+    >>> last_word(b"one  two"), last_word(b"one two \\n"), last_word(b"one")
+    (b'  two', b' \\n', b'one')
+    >>> len(last_word("é".encode() * 200 + b"x"))
+    255
+    """
+    before = _WORD.match(data)
+    word = data[before.end() :] if before else data
+    return word if len(word) <= LONGEST_WORD else word[-LONGEST_WORD:].lstrip(bytes(range(0x80, 0xC0)))
+
+
+def cuts(member: Member, before: bytes, after: bytes) -> bool:
+    """Whether the member's tokenizer, given both as one text, ends a token where the second begins.
+
+    >>> from unisono.members.fake import TableMember
+    >>> from unisono.vocabulary import Vocabulary
+    >>> member = TableMember("tiny", Vocabulary.build([b"S", b"o", b"f", b"i", b"a", b"So", b"Sofia"]), {})
+    >>> cuts(member, b"So", b"f"), cuts(member, b"So", b"fia"), cuts(member, b"So", b"So"), cuts(member, b"", b"fia")
+    (True, False, True, True)
+    """
+    if not before:
+        return True
+    try:
+        text, _ = split_characters(before + after)  # the last character may be half there
+        ids = member.encode(text)
+    except ValueError:  # no text, or beyond the tokenizer
+        return False
+    ends = accumulate(len(member.vocabulary.pieces[i]) for i in ids)
+    return len(before) in ends or len(before) == len(text.encode())
+
+
 class PieceVoter:
     """One member's votes over the union; its context holds the prompt and every spelled piece."""
 
@@ -206,6 +250,8 @@ class PieceVoter:
         """What has been written of the word under way; it begins with its space."""
         self._word_at = len(ids)
         """Where its tokens begin."""
+        self._tail = last_word(self.member.vocabulary.join(ids[-TAIL:]))
+        """The last word of all that there is, the prompt included."""
         self.shares = Shares(union.projections[number])
         self._favourite: tuple[int, float] | None = None
 
@@ -251,6 +297,9 @@ class PieceVoter:
             self.shares.read(logits[0][-1])
         except FloatingPointError as exc:
             raise BadLogits(self.member.name) from exc
+
+    def begins_token(self, piece: bytes) -> bool:
+        return cuts(self.member, self._tail, piece)
 
     def sure(self, threshold: float) -> Sure | None:
         choice, share = self.favourite
@@ -300,6 +349,7 @@ class PieceVoter:
         if self._respell and piece[:1].isspace() and self._word:
             self._end_word()
         self._word += piece
+        self._tail = last_word(self._tail + piece)
         self._lag = [*self._lag, *ids]
 
     def _end_word(self) -> None:
