@@ -336,9 +336,9 @@ def test_with_boundaries_nobody_is_asked_inside_of_what_it_writes_as_one_token(t
         """Wants the whole name, and where it has been begun by letters only nonsense."""
         at_home = WHOLE.pieces[ids[-1]] in (b" ", b"Sofia")
         wanted, sure = (b"Sofia", 0.6) if at_home else (b"x", 0.99)
-        probs = np.full(8, (1 - sure) / 7)
-        probs[WHOLE.canonical[wanted]] = sure
-        return np.log(probs)
+        logits = np.full(8, np.log((1 - sure) / 7))
+        logits[WHOLE.canonical[wanted]] = np.log(sure)
+        return logits
 
     other = TableMember("other", WHOLE, lost)
     plain = Ensemble([gate, other], vote="pieces").generate("x ", max_tokens=2)

@@ -16,7 +16,7 @@ from unisono import registry
 from unisono.chat import raw_prompt
 from unisono.config import Config, MemberConfig
 from unisono.ensemble import Ensemble
-from unisono.errors import BackendError, BadLogits, CacheFull, ConfigError, PromptTooLong, UnknownName
+from unisono.errors import BackendError, BadLogits, CacheFull, ConfigError, PromptError, PromptTooLong, UnknownName
 from unisono.members.fake import TableMember
 from unisono.vocabulary import Kind, Vocabulary
 from unisono.voting.pieces import PieceVoting, Speller
@@ -391,6 +391,15 @@ def test_logits_that_cannot_be_a_vote_are_an_error_that_names_the_member(vote: s
 
 
 # Prompts
+
+
+def test_an_ensemble_asked_for_chat_takes_a_prompt_for_what_a_user_says() -> None:
+    member = ByteMember("m", byte_vocabulary({}), "<|user|>{{ messages[0]['content'] }}")
+    said = Ensemble([member]).generate(messages=[{"role": "user", "content": "é"}])
+    for prompt in ("é", "é".encode()):
+        assert Ensemble([member], chat=True).generate(prompt).stats.n_prompt == said.stats.n_prompt
+    with pytest.raises(PromptError, match="no valid Unicode"):
+        Ensemble([member], chat=True).generate(b"\xff")
 
 
 def test_a_prompt_or_messages_and_not_both() -> None:

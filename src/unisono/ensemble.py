@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unisono import chat
 from unisono.arrays import Probs, Votes, Weights
+from unisono.chat import PLAIN_STOP, Message, chat_prompt, raw_prompt
 from unisono.choosing import Sampler, tilt_of
 from unisono.config import Config, MemberConfig, TextConfig, checked
 from unisono.drafting import ONE_MORE
@@ -51,6 +51,7 @@ class Ensemble:
         gate: str | None = None,
         skip: bool = True,
         boundaries: bool = False,
+        chat: bool = False,
         settings: TextConfig | None = None,
     ) -> None:
         """From members that are already open; `load` opens them from specs. The options are those of `Config`.
@@ -82,6 +83,8 @@ class Ensemble:
         """Where its texts are written."""
         self.settings = TextConfig() if settings is None else settings
         """How texts are written where `generate` is told nothing else."""
+        self.chat = chat
+        """Whether a prompt is what a user says in a conversation."""
         self._drafter = drafter
 
     @property
@@ -163,6 +166,7 @@ class Ensemble:
                 gate=config.gate,
                 skip=config.skip,
                 boundaries=config.boundaries,
+                chat=config.chat,
                 settings=config,
             )
         except BaseException:
@@ -174,7 +178,7 @@ class Ensemble:
         self,
         prompt: str | bytes | None = None,
         *,
-        messages: Sequence[chat.Message] | None = None,
+        messages: Sequence[Message] | None = None,
         settings: TextConfig | None = None,
         **given: Any,
     ) -> Generation:
@@ -182,7 +186,7 @@ class Ensemble:
         time are written together, one forward a member for all of them.
 
         Args:
-            prompt: Plain text to go on from.
+            prompt: Plain text to go on from; or, in an ensemble that was asked for `chat`, the user's message.
             messages: Instead of a prompt: a conversation, which each member gets through its own chat template.
             settings: How the text is written: max_tokens, stop, temperature and all else in `TextConfig`; None: as the
                 ensemble's configuration says.
@@ -203,18 +207,21 @@ class Ensemble:
         self._check(settings)
         notes: list[str] = []
         prompts: list[MemberPrompt] = []
+        if self.chat and prompt is not None:
+            text = prompt if isinstance(prompt, str) else prompt.decode(errors="surrogateescape")
+            messages = [{"role": "user", "content": text}]
         if messages is not None and (isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages)):
             raise PromptError("messages are a list of mappings, each with a role and a content.")
         for member in self.members:
             if messages is not None:
-                own, said = chat.chat_prompt(member, messages)
+                own, said = chat_prompt(member, messages)
                 notes += said
             else:
                 assert prompt is not None
-                own = chat.raw_prompt(member, prompt, settings.heal)
+                own = raw_prompt(member, prompt, settings.heal)
             prompts.append(own)
         if messages is not None and any(member.chat_template is None for member in self.members):
-            settings = settings.model_copy(update={"stop": [*settings.stop, chat.PLAIN_STOP]})
+            settings = settings.model_copy(update={"stop": [*settings.stop, PLAIN_STOP]})
         return Generation(self, prompts, settings, notes)
 
     def _check(self, settings: TextConfig) -> None:
@@ -277,7 +284,7 @@ class Ensemble:
         voters: list[ByteVoter] = []
         try:
             for number, member in enumerate(self.members):
-                voters.append(self.unit.voter(number, chat.raw_prompt(member, prompt)))
+                voters.append(self.unit.voter(number, raw_prompt(member, prompt)))
             return score_bytes(self.unit, voters, self._pool, data, progress)
         finally:
             for voter in voters:

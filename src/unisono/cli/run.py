@@ -242,10 +242,9 @@ def _decoded(data: bytes, where: str) -> str:
 
 def begin(ensemble: Ensemble, config: Config, prompt: str, system: str | None) -> Generation:
     """The generation that the configuration asks for; nothing is written yet. Raises PromptError."""
-    if not config.chat:
+    if system is None:
         return ensemble.generate(prompt, settings=config)
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": prompt})
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
     return ensemble.generate(messages=messages, settings=config)
 
 
