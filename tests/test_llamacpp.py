@@ -304,6 +304,15 @@ def own_texts(path: Path) -> Iterator[tuple[list[int], bytes, str]]:
         llm.close()
 
 
+def test_a_batch_may_be_smaller_than_the_number_of_contexts(open_model: Load) -> None:
+    model = open_model("smollm2-135m", n_ctx=32, n_batch=2, n_contexts=9, n_cells=256)
+    ids = line(model, 12)
+    contexts = [model.new() for _ in range(8)]
+    outs = model.forward([Feed(context, 0, ids) for context in contexts])
+    for out in outs:
+        assert_same(log_softmax(out), read_anew(model, ids), LOOSE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEMOS)
 def test_an_ensemble_of_one_or_of_two_copies_writes_what_llama_cpp_writes(

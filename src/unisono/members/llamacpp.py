@@ -106,7 +106,7 @@ class LlamaCppMember:
         params.n_ctx = self._n_cells
         params.n_batch = params.n_ubatch = self._n_batch
         params.n_seq_max = self.n_contexts
-        params.n_outputs_max = params.n_outputs_max_per_seq = self._n_batch
+        params.n_outputs_max = params.n_outputs_max_per_seq = max(self._n_batch, self.n_contexts)  # or it aborts
         params.kv_unified = True
         params.swa_full = True  # sliding-window layers keep all cells, or going back and forking would lose some
         params.no_perf = True
