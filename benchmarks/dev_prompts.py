@@ -1,14 +1,17 @@
 """What each member reads for a token, over questions of the evaluation sets, and with --modes all whether the text
-stays the same in other ways of writing it: looking ahead, a threshold of 1.
+stays the same in other ways of writing it: looking ahead, thresholds of 1 and 0, skips.
 
     python benchmarks/dev_prompts.py --prompts 50 --max-tokens 32
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from common import arguments, dev_prompts, load, print_table
 
+from unisono.config import TextConfig
 from unisono.ensemble import Ensemble
 from unisono.steps import Stats
 
@@ -37,16 +40,25 @@ def main() -> None:
         print_table(title, ["member", "forwards a token", "tokens read a token"], rows)
         if args.modes == "plain":
             return
-        ways = {
-            "looking ahead": Ensemble(members, weights, vote=args.vote, drafter=members[0].name),
-            "threshold 1": Ensemble(members, weights, vote=args.vote, threshold=1.0),
-        }
         compared: list[list[object]] = []
-        for name, other in ways.items():
-            found, _ = texts(other, prompts, args.max_tokens)
-            same = sum(a == b for a, b in zip(plain, found, strict=True))
-            compared.append([name, f"{same} of {len(prompts)}"])
-        print_table("Texts that are the same as at every step, one token a forward", ["way", "same"], compared)
+        gate = members[-1].name
+
+        def compare(what: str, found: list[str], expected: list[str]) -> None:
+            same = sum(a == b for a, b in zip(expected, found, strict=True))
+            compared.append([what, f"{same} of {len(prompts)}"])
+
+        def write(shares: list[float], **options: Any) -> list[str]:
+            return texts(Ensemble(members, shares, vote=args.vote, **options), prompts, args.max_tokens)[0]
+
+        compare("looking ahead, every step", write(weights, drafter=members[0].name), plain)
+        compare("threshold 1, every step", write(weights, threshold=1.0), plain)
+        settings = TextConfig(heal=False)
+        alone = texts(Ensemble(members[-1:], vote="pieces"), prompts, args.max_tokens)[0]
+        compare(f"threshold 0, {gate} alone", write(weights, threshold=0.0, gate=gate, settings=settings), alone)
+        heavy = [*weights[:-1], 2 * sum(weights[:-1])]  # a gate that may outvote the others
+        skips, none = (write(heavy, threshold=0.5, gate=gate, skip=skip) for skip in (True, False))
+        compare("threshold 0.5 with skips, without", skips, none)
+        print_table("Texts that are the same", ["ways", "same"], compared)
 
 
 if __name__ == "__main__":

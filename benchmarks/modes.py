@@ -1,6 +1,7 @@
 """What looking ahead, threshold mode and many texts at once bring, beside a vote at every step, in one run.
 
 python benchmarks/modes.py --vote pieces
+python benchmarks/modes.py --vote pieces --long 512     # and whether threshold mode slows down
 """
 
 from __future__ import annotations
@@ -33,8 +34,20 @@ def together(ensemble: Ensemble, prompts: list[str], n: int) -> float:
     return sum(generation.stats.n_tokens for generation in generations) / (perf_counter() - begun)
 
 
+def parts(ensemble: Ensemble, prompt: str, n: int) -> tuple[float, float]:
+    """Milliseconds a token over the first 64 and the last 64 of so many tokens, after the first step."""
+    at = [0.0] * (n + 1)
+    for step in ensemble.generate(prompt, max_tokens=n, ignore_end=True):
+        at[min(step.n_tokens, n)] = perf_counter()
+    for k in range(1, n + 1):  # a step may have written several
+        at[k] = at[k] or at[k - 1]
+    return 1000 * (at[64] - at[1]) / 63, 1000 * (at[n] - at[n - 64]) / 64
+
+
 def main() -> None:
-    args = arguments(__doc__ or "", max_tokens=64, repeat=3, vote="bytes", threshold=0.5, gate="gemma3-270m", texts=16)
+    args = arguments(
+        __doc__ or "", max_tokens=64, repeat=3, vote="bytes", threshold=0.5, gate="gemma3-270m", texts=16, long=0
+    )
     prompts = dev_prompts(max(args.texts, args.repeat))
     with load(args, vote=args.vote, n_contexts=256, n_cells=16384) as plain:
         members, weights = plain.members, plain.weights.tolist()
@@ -69,6 +82,13 @@ def main() -> None:
             ["texts at once", "tokens/s", "times one"],
             [[1, one, 1.0], [args.texts, many, many / one]],
         )
+        if args.long:
+            early, late = parts(gated, prompts[0], args.long)
+            print_table(
+                "Threshold mode over a long text: the gate's and the others' time a token must not grow with it",
+                ["tokens", "ms/token", "times the first"],
+                [["1 to 64", early, 1.0], [f"{args.long - 63} to {args.long}", late, late / early]],
+            )
 
 
 if __name__ == "__main__":
