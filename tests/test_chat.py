@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import ByteMember, byte_vocabulary
-from unisono.chat import PLAIN_STOP, Message, chat_prompt, plain_conversation, raw_prompt
-from unisono.errors import PromptError, PromptTooLong, TemplateError, UnreadableByte
+from unisono.chat import PLAIN_STOP, Message, chat_prompt, check_kwargs, plain_conversation, raw_prompt
+from unisono.errors import ConfigError, PromptError, PromptTooLong, TemplateError, UnknownName, UnreadableByte
 from unisono.members.base import ChatTemplate, Member
 from unisono.members.fake import TableMember
 from unisono.members.llamacpp import LlamaCppMember
@@ -256,6 +256,26 @@ def test_what_the_tokenizer_would_change_is_spelled_by_its_pieces() -> None:
     lowering = Lowering("lowering", Vocabulary.build([b"a", b"A", b"b"]), {})
     assert list(raw_prompt(lowering, "abA").ids) == [0, 2, 1]
     assert ids_of(lowering, [*ask("abA"), *ask("a"), *ask("Ab")]) == [0, 2, 1, 2, 0, 2, 1, 2, 2]
+
+
+THINKING = "{% if thinking is defined and thinking %}T{% endif %}{{ messages[0]['content'] }}{{ bos_token }}"
+
+
+def test_a_template_is_told_what_its_user_wants_of_it() -> None:
+    thinker = ByteMember("thinker", byte_vocabulary({}), THINKING)
+    for kwargs, begins in (({"thinking": True}, b"Thi"), ({"thinking": False}, b"hi"), (None, b"hi")):
+        prompt, _ = chat_prompt(thinker, ask("hi"), kwargs)
+        assert bytes(prompt.ids).startswith(begins)
+    check_kwargs(thinker, {"thinking": True})
+    with pytest.raises(UnknownName, match=r"'thnking'\. Did you mean 'thinking'\?"):
+        check_kwargs(thinker, {"thnking": True})
+    for ours in ("messages", "bos_token", "raise_exception"):
+        with pytest.raises(ConfigError, match=f"{ours} is not for thinker's user to set"):
+            check_kwargs(thinker, {ours: 1})
+    with pytest.raises(ConfigError, match="plain has no chat template"):
+        check_kwargs(ByteMember("plain", byte_vocabulary({})), {"thinking": True})
+    with pytest.raises(TemplateError, match="does not parse"):
+        check_kwargs(ByteMember("broken", byte_vocabulary({}), "{% if %}"), {"thinking": True})
 
 
 # Real models

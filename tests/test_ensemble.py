@@ -17,6 +17,7 @@ from unisono.chat import raw_prompt
 from unisono.config import Config, MemberConfig
 from unisono.ensemble import Ensemble
 from unisono.errors import BackendError, BadLogits, CacheFull, ConfigError, PromptError, PromptTooLong, UnknownName
+from unisono.members.base import ChatTemplate
 from unisono.members.fake import TableMember
 from unisono.vocabulary import Kind, Vocabulary
 from unisono.voting.pieces import PieceVoting, Speller
@@ -529,6 +530,19 @@ def test_a_rules_options_and_weights_come_from_the_configuration(opened: list[Op
     assert Ensemble.from_config(config).weights.tolist() == [1, -0.5]
     united = Ensemble.load(["fake:a", "fake:b"], rule="unite", vote="pieces", top_union=3)
     assert isinstance(united.unit, PieceVoting) and united.unit.top_union == 3
+
+
+def test_each_member_tells_its_own_chat_template_what_it_was_given(
+    opened: list[Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate("{{ mood }}{{ messages[0]['content'] }}", {})
+    monkeypatch.setattr(Opened, "chat_template", template)
+    sad = MemberConfig(model="fake:sad", chat_template_kwargs={"mood": "aa"})
+    with Ensemble.load([sad, "fake:plain"]) as ensemble:
+        assert ensemble.generate(messages=[{"role": "user", "content": "a"}]).stats.n_prompt == [3, 1]
+    with pytest.raises(UnknownName, match="chat_template_kwargs of sad named 'moood'"):
+        Ensemble.load([MemberConfig(model="fake:sad", chat_template_kwargs={"moood": "aa"})])
+    assert opened[-1].closed
 
 
 def test_a_members_own_options_hold_against_the_ensembles(opened: list[Opened]) -> None:

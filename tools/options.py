@@ -25,6 +25,7 @@ WORDS: dict[Any, str] = {
     int: "whole number",
     float: "number",
     bool: "true or false",
+    Any: "anything",
     MemberConfig: "member",
 }
 FLAGS = {"members": "`-m` for each", "weight": "`-m SPEC=WEIGHT`", "model": "`-m SPEC`"}

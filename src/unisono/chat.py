@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from unisono.errors import PromptError, PromptTooLong, TemplateError, UnreadableByte
+from unisono.errors import ConfigError, PromptError, PromptTooLong, TemplateError, UnknownName, UnreadableByte
 from unisono.members.base import ChatTemplate, Member
 from unisono.text import split_characters
 from unisono.voting.base import MemberPrompt
@@ -45,12 +45,14 @@ def raw_prompt(member: Member, text: str | bytes, heal: bool = True) -> MemberPr
     return _checked(member, [*vocabulary.begin, *readable(member, dummy + whole)], tail, heal)
 
 
-def chat_prompt(member: Member, messages: Sequence[Message]) -> tuple[MemberPrompt, list[str]]:
+def chat_prompt(
+    member: Member, messages: Sequence[Message], kwargs: Mapping[str, Any] | None = None
+) -> tuple[MemberPrompt, list[str]]:
     """A conversation in the member's own template, up to where the assistant's turn begins, and what the user should
     know about it. User text that spells a control token stays text; there is exactly one BOS.
 
-    A member without a template reads plain lines instead: the system message and a blank line, then `User: ...` and
-    `Assistant: ...` lines in turn, and `Assistant:` last.
+    `kwargs` go to the template besides the messages. A member without a template reads plain lines instead: the system
+    message and a blank line, then `User: ...` and `Assistant: ...` lines in turn, and `Assistant:` last.
 
     Raises: as raw_prompt; and TemplateError where the template does not parse or refuses the messages.
     """
@@ -75,11 +77,11 @@ def chat_prompt(member: Member, messages: Sequence[Message]) -> tuple[MemberProm
     notes = []
     hidden, spelled = _hide_controls(member, messages)
     try:
-        rendered = render(template, hidden, member.name)
+        rendered = render(template, hidden, member.name, kwargs)
     except TemplateError:
         if len(hidden) < 2 or hidden[0]["role"] != "system":
             raise
-        rendered = render(template, _fold_system(hidden), member.name)
+        rendered = render(template, _fold_system(hidden), member.name, kwargs)
         notes = [f"{member.name}'s chat template takes no system message: it stands in the first user turn instead."]
     ids: list[int] = []
     for part in re.split(f"({_HIDDEN.pattern})", rendered):
@@ -105,22 +107,56 @@ def plain_conversation(messages: Sequence[Message]) -> str:
     return "".join(out) + "Assistant:"
 
 
-def render(template: ChatTemplate, messages: Sequence[Message], name: str) -> str:
+def check_kwargs(member: Member, kwargs: Mapping[str, Any]) -> None:
+    """Refuse what the member's chat template takes no notice of.
+
+    Raises:
+        ConfigError: it has none, or sets such a name by itself.
+        UnknownName: the template never asks for it.
+        TemplateError: the template does not parse.
+    """
+    if not kwargs:
+        return
+    template = member.chat_template
+    if template is None:
+        raise ConfigError(f"{member.name} has no chat template: leave out its chat_template_kwargs.")
+    from jinja2 import meta
+
+    compiled = _template(template, member.name)
+    environment = compiled.environment
+    ours = {"messages", "add_generation_prompt", *template.tokens, *environment.globals}
+    known = meta.find_undeclared_variables(environment.parse(template.source)) - ours
+    for key in kwargs:
+        if key in ours:
+            raise ConfigError(f"chat_template_kwargs: {key} is not for {member.name}'s user to set: leave it out.")
+        if key not in known:
+            raise UnknownName(f"chat_template_kwargs of {member.name}", key, known)
+
+
+def render(
+    template: ChatTemplate, messages: Sequence[Message], name: str, kwargs: Mapping[str, Any] | None = None
+) -> str:
     """The conversation as text. Templates come with models from anywhere, so they run in jinja2's sandbox.
 
     Raises:
         TemplateError: it does not parse, fails, or refuses the messages.
     """
+    compiled = _template(template, name)
+    known = {**template.tokens, **(kwargs or {})}
+    try:
+        return str(compiled.render(messages=[dict(m) for m in messages], add_generation_prompt=True, **known))
+    except Exception as exc:  # a template may fail in any way that Python can
+        raise TemplateError(f"{name}'s chat template refuses the conversation: {exc}.") from exc
+
+
+def _template(template: ChatTemplate, name: str) -> Any:
+    """The template, compiled. Raises TemplateError."""
     import jinja2
 
     try:
-        conversation = [dict(m) for m in messages]
-        text = _compiled(template.source).render(messages=conversation, add_generation_prompt=True, **template.tokens)
-        return str(text)
+        return _compiled(template.source)
     except jinja2.TemplateSyntaxError as exc:
         raise TemplateError(f"{name}'s chat template does not parse: {exc.message} (line {exc.lineno}).") from exc
-    except Exception as exc:  # a template may fail in any way that Python can
-        raise TemplateError(f"{name}'s chat template refuses the conversation: {exc}.") from exc
 
 
 @lru_cache(maxsize=32)

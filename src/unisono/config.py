@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -44,6 +44,8 @@ class MemberConfig(_Checked):
     """How many contexts can live at the same time."""
     n_gpu_layers: int = Field(default=0, ge=-1)
     """Layers on the GPU, where llama.cpp was built for one; -1 is all."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """What to tell its chat template besides the messages, such as enable_thinking: false."""
     ends: list[int] | None = None
     """Ids that end the text, instead of those that the model names."""
 
@@ -161,8 +163,7 @@ def checked(model: type[T], values: Any, where: str) -> T:
         first = exc.errors()[0]
         path = [str(part) for part in first["loc"]]
         if first["type"] == "extra_forbidden":
-            known = MemberConfig.model_fields if "members" in path[:-1] else model.model_fields
-            raise UnknownName(f"key in {where}", path[-1], known) from exc
+            raise UnknownName(f"key in {where}", path[-1], _known(model, path[:-1])) from exc
         key = ".".join(path) or "the whole"
         if first["type"] in ("model_type", "list_type") and "members" in path[-2:]:
             shape = "a list" if first["type"] == "list_type" else "a spec, or keys and values such as model: SPEC"
@@ -178,6 +179,14 @@ def checked(model: type[T], values: Any, where: str) -> T:
             ) from exc
         given = "" if first["type"] == "missing" else f", not {first['input']!r}"
         raise ConfigError(f"{where}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}{given}.") from exc
+
+
+def _known(model: type[BaseModel], path: Sequence[str]) -> Iterable[str]:
+    """The keys of the model, or of the one in a list of it that the path leads to."""
+    if not path:
+        return model.model_fields
+    inner = [part for part in get_args(model.model_fields[path[0]].annotation) if isinstance(part, type)]
+    return _known(next(part for part in inner if issubclass(part, BaseModel)), path[2:])
 
 
 def read_config(path: Path) -> dict[str, Any]:

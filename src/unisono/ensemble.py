@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono.arrays import Probs, Votes, Weights
-from unisono.chat import PLAIN_STOP, Message, chat_prompt, raw_prompt
+from unisono.chat import PLAIN_STOP, Message, chat_prompt, check_kwargs, raw_prompt
 from unisono.choosing import Sampler, tilt_of
 from unisono.config import Config, MemberConfig, TextConfig, checked
 from unisono.drafting import ONE_MORE
@@ -52,15 +52,18 @@ class Ensemble:
         skip: bool = True,
         boundaries: bool = False,
         chat: bool = False,
+        chat_template_kwargs: Sequence[Mapping[str, Any]] | None = None,
         settings: TextConfig | None = None,
     ) -> None:
-        """From members that are already open; `load` opens them from specs. The options are those of `Config`.
+        """From members that are already open; `load` opens them from specs. The options are those of `Config`, and
+        `chat_template_kwargs` those of `MemberConfig`, one for each member.
 
         Raises:
             ConfigError: weights that are not positive and finite (contrastive takes negative ones), or not one a
                 member; an option that the rule does not have, or a unit of voting that it cannot pool.
             UnknownName: no such rule or unit of voting.
             PluginError: a plugin's rule that does not work.
+            TemplateError: a chat template that has to take keywords does not parse.
         """
         self.members = tuple(members)
         self.names = tuple(member.name for member in self.members)
@@ -85,6 +88,9 @@ class Ensemble:
         """How texts are written where `generate` is told nothing else."""
         self.chat = chat
         """Whether a prompt is what a user says in a conversation."""
+        self._template_kwargs = [{}] * len(self.members) if chat_template_kwargs is None else chat_template_kwargs
+        for member, kwargs in zip(self.members, self._template_kwargs, strict=True):
+            check_kwargs(member, kwargs)
         self._drafter = drafter
 
     @property
@@ -167,6 +173,7 @@ class Ensemble:
                 skip=config.skip,
                 boundaries=config.boundaries,
                 chat=config.chat,
+                chat_template_kwargs=[member.chat_template_kwargs for member in config.members],
                 settings=config,
             )
         except BaseException:
@@ -212,9 +219,9 @@ class Ensemble:
             messages = [{"role": "user", "content": text}]
         if messages is not None and (isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages)):
             raise PromptError("messages are a list of mappings, each with a role and a content.")
-        for member in self.members:
+        for member, kwargs in zip(self.members, self._template_kwargs, strict=True):
             if messages is not None:
-                own, said = chat_prompt(member, messages)
+                own, said = chat_prompt(member, messages, kwargs)
                 notes += said
             else:
                 assert prompt is not None
