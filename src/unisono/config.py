@@ -44,6 +44,23 @@ class MemberConfig(_Checked):
     """How many contexts can live at the same time."""
     n_gpu_layers: int = Field(default=0, ge=-1)
     """Layers on the GPU, where llama.cpp was built for one; -1 is all."""
+    revision: str | None = Field(default=None, min_length=1)
+    """With hf: branch, tag or commit on the model hub."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """With hf: what to compute in. auto is float32 on a CPU, and elsewhere what the model is stored in."""
+    device: str | None = Field(default=None, min_length=1)
+    """With hf: cpu, cuda, cuda:1, mps and so on; None takes the first GPU, or the CPU where there is none."""
+    device_map: str | dict[str, int | str] | None = None
+    """With hf: spread the model over devices: auto, balanced, sequential, or a device for each of its parts."""
+    max_memory: dict[int | str, int | str] | None = None
+    """With hf: how much of each device to take for the model, {0: 20GiB, cpu: 60GiB}, say; spreads it."""
+    quantization: Literal["none", "8bit", "4bit"] = "none"
+    """With hf: store the model in fewer bits, through bitsandbytes."""
+    trust_remote_code: bool = False
+    """With hf: run the code that some models bring along."""
+    attention: str | None = Field(default=None, min_length=1)
+    """With hf: the model's own attention of this name (eager, sdpa, flash_attention_2) instead of ours, which remembers
+    what it has read; slow, for comparisons."""
     ends: list[int] | None = None
     """Ids that end the text, instead of those that the model names."""
 

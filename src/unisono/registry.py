@@ -21,6 +21,7 @@ from unisono.pooling import RULES, Rule
 BACKENDS: dict[str, str] = {
     "gguf": "unisono.members.llamacpp:open_gguf",
     "demo": "unisono.demo:open_demo",
+    "hf": "unisono.members.hf:open_hf",
 }
 """Prefix of a spec -> the function (where, name, config) that opens the member."""
 
