@@ -68,6 +68,25 @@ def _gpt_oss(transformers: Any) -> Any:
     )
 
 
+def _llama_dynamic(transformers: Any) -> Any:
+    """Beyond 64 tokens it would turn positions in another way."""
+    return transformers.LlamaConfig(
+        **{**SIZES, "max_position_embeddings": 64}, rope_scaling={"rope_type": "dynamic", "factor": 4.0}
+    )
+
+
+def _lfm2(transformers: Any) -> Any:
+    """Attention in one layer; the others mix neighbours."""
+    return transformers.Lfm2Config(**SIZES, full_attn_idxs=[1])
+
+
+def _bert(transformers: Any) -> Any:
+    """Attention in both directions."""
+    return transformers.BertConfig(
+        vocab_size=N_IDS + 8, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
+    )
+
+
 def _mamba(transformers: Any) -> Any:
     """No attention at all."""
     return transformers.MambaConfig(
@@ -89,6 +108,9 @@ CONFIGS: dict[str, Callable[[Any], Any]] = {
     "gemma2": _gemma2,
     "gpt2": _gpt2,
     "gpt_oss": _gpt_oss,
+    "llama_dynamic": _llama_dynamic,
+    "lfm2": _lfm2,
+    "bert": _bert,
     "mamba": _mamba,
     "bloom": _bloom,
 }

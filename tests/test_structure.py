@@ -23,6 +23,10 @@ HOMES = {
     "typer": "cli.",
     "rich": "cli.",
     "llama_cpp": "members.llamacpp",
+    "torch": "members.hf",
+    "transformers": "members.hf",
+    "bitsandbytes": "members.hf",
+    "gguf": "members.hf",
 }
 """What others made -> how the names of the modules that may import it begin."""
 

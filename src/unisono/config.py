@@ -25,7 +25,7 @@ class MemberConfig(_Checked):
     """One member."""
 
     model: str = Field(min_length=1)
-    """Spec: gguf:PATH, a path that ends in .gguf, or demo:NAME."""
+    """Spec: gguf:PATH, a path that ends in .gguf, hf:FOLDER, hf:OWNER/NAME[@REVISION] of the hub, or demo:NAME."""
     weight: float | None = None
     """Share in the pooled vote; weights are scaled to sum to 1. None for all members: equal weights. With the rule
     contrastive, the factor of the member's log-probabilities, taken as it is: positive for an expert, negative for an
@@ -37,13 +37,13 @@ class MemberConfig(_Checked):
     n_ctx: int = Field(default=4096, ge=8)
     """Tokens its context can hold, at most what the model was trained on."""
     n_cells: int | None = Field(default=None, ge=8)
-    """Tokens that all its contexts together can hold; None: n_ctx and one batch more."""
+    """Tokens that all its contexts together can hold; None: n_ctx and one batch more, or with hf as many as come."""
     n_batch: int = Field(default=512, ge=1)
     """Tokens read at once; longer prompts go in chunks."""
     n_contexts: int = Field(default=64, ge=1, le=256)
     """How many contexts can live at the same time."""
     n_gpu_layers: int = Field(default=0, ge=-1)
-    """Layers on the GPU, where llama.cpp was built for one; -1 is all."""
+    """With gguf and demo: layers on the GPU, where llama.cpp was built for one; -1 is all."""
     revision: str | None = Field(default=None, min_length=1)
     """With hf: branch, tag or commit on the model hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

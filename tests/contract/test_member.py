@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def backend(
     if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
         pytest.skip("no CUDA device")
 
-    def load(**sizes: int) -> Member:
+    def load(**sizes: Any) -> Member:
         if name == "table":
             return _table(**sizes)
         if backend == "hf":

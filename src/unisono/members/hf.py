@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,7 +117,7 @@ class HFMember:
         n_cells: int | None = None,
         ends: Sequence[int] | None = None,
     ) -> None:
-        self._torch, transformers = packages()
+        self._torch, _ = packages()
         wish = Wish(where, revision, dtype, device, device_map, max_memory, quantization, trust_remote_code, attention)
         loaded = load(wish)
         self.name, self.path, self._model = name, loaded.path, loaded.model
@@ -136,7 +135,11 @@ class HFMember:
         with calm(), self._running():
             n_ids = self._prepare(own_attention=attention is not None)
         tokenizer = HFTokenizer(loaded.tokenizer, n_ids=n_ids, ends=loaded.ends, where=where)
-        self._encode, self.chat_template, self.vocabulary = tokenizer.encode, tokenizer.chat_template, tokenizer.vocabulary
+        self._encode, self.chat_template, self.vocabulary = (
+            tokenizer.encode,
+            tokenizer.chat_template,
+            tokenizer.vocabulary,
+        )
         if ends is not None:
             try:
                 self.vocabulary = self.vocabulary.with_ends(ends)
@@ -347,8 +350,8 @@ class HFMember:
         expected = [self._own(line, range(len(line))) for line in lines]
         if _differ(expected[0][:SHARED], expected[1][:SHARED]):
             raise UnsupportedModel(
-                f"{self.name} ({type(model).__name__}) looks ahead in its text, and cannot write one from left to right."
-                " Take a causal language model."
+                f"{self.name} ({type(model).__name__}) looks ahead in its text, and cannot write one from left to"
+                " right. Take a causal language model."
             )
         why = "its own attention was asked for" if own_attention else self._try_ours(lines, expected)
         if why is not None:

@@ -165,7 +165,7 @@ def _spelled_out(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """The same with scores that are capped softly, and with sinks: a score [n_kv_heads, rows, 1] for looking nowhere."""
+    """The same with scores that are capped softly, and with sinks, scores [n_kv_heads, rows, 1] for looking nowhere."""
     import torch
 
     scores = query @ keys.transpose(1, 2) * scaling

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def load(wish: Wish) -> Loaded:
     device = _device(wish, torch)
     source, revision, gguf = _source(wish)
     code = {"trust_remote_code": wish.trust_remote_code}
-    with calm(quiet=revision is None and os.path.isdir(source)), _explained(wish.where, torch):
+    with calm(quiet=revision is None), _explained(wish, torch):
         if gguf is not None:
             source = str(_unpacked(gguf, torch, transformers))
         at = {"pretrained_model_name_or_path": source, "revision": revision or "main"}
@@ -102,7 +102,7 @@ def _device(wish: Wish, torch: Any) -> Any:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as exc:
-        raise ConfigError(f"device: torch cannot use {name!r} on this machine: {_first_line(exc)}") from exc
+        raise ConfigError(f"device: torch cannot use {name!r} on this machine: {_said(exc)}") from exc
     return device
 
 
@@ -123,9 +123,9 @@ def _source(wish: Wish) -> tuple[str, str | None, Path | None]:
     repository, _, revision = wish.where.partition("@")
     if revision and wish.revision not in (None, revision):
         raise ConfigError(f"revision: {wish.revision!r}, but the model is {wish.where}: give one of both.")
-    if repository.startswith((".", "/", "~")) or repository.count("/") != 1 or "\\" in repository:
-        if "/" in repository or "\\" in repository or not repository:
-            raise ModelFileError(f"No such folder: {path}. Give a folder with a model, or OWNER/NAME of one on the hub.")
+    path_like = repository.startswith((".", "/", "~")) or repository.count("/") > 1 or "\\" in repository
+    if path_like or not repository:
+        raise ModelFileError(f"No such folder: {path}. Give a folder with a model, or OWNER/NAME of one on the hub.")
     return repository, revision or wish.revision or "main", None
 
 
@@ -191,7 +191,14 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
             import gguf  # noqa: F401
         except ImportError as exc:
             raise MissingBackend("Hugging Face", "gguf, to read GGUF files,", "hf") from exc
-        model = transformers.AutoModelForCausalLM.from_pretrained(**at, dtype=torch.float32)
+        plain = {}
+        if hasattr(transformers, "GgufConfig"):  # newer versions may leave weights in the file's own blocks
+            plain["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        with redirect_stderr(io.StringIO()):  # a bar that nothing else turns off
+            model = transformers.AutoModelForCausalLM.from_pretrained(**at, **plain, dtype=torch.float32)
+        model.hf_quantizer = None  # its weights are ordinary by now, and may be saved
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
         tokenizer = transformers.AutoTokenizer.from_pretrained(**at)
         try:
             model.save_pretrained(new)
@@ -232,32 +239,38 @@ def calm(quiet: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(where: str, torch: Any) -> Iterator[None]:
+def _explained(wish: Wish, torch: Any) -> Iterator[None]:
     """Whatever goes wrong within becomes an error of ours: transformers, the hub and a model's own code raise of all
     kinds."""
+    where = wish.where
     try:
         yield
     except EnsembleError:
         raise
     except (torch.OutOfMemoryError, MemoryError) as exc:
-        raise BackendError(f"{where} does not fit into memory: {MEND_MEMORY} ({_first_line(exc)})") from exc
-    except ImportError as exc:
-        raise ModelFileError(f"{where} needs a package that is not installed: {_first_line(exc)}") from exc
+        raise BackendError(f"{where} does not fit into memory: {MEND_MEMORY} ({_said(exc)})") from exc
     except Exception as exc:
-        said = _first_line(exc)
+        said = _said(exc)
+        if wish.attention is not None and ("attn_implementation" in str(exc) or "attention" in str(exc).lower()):
+            raise ConfigError(f"attention: {where} cannot have {wish.attention!r}: {said}") from exc
         if "trust_remote_code" in str(exc):
             said = "it brings code of its own. If you trust who wrote it, give trust_remote_code: true."
         elif "Unrecognized configuration class" in str(exc):
             raise UnsupportedModel(f"{where} is no causal language model: {said}") from exc
+        elif isinstance(exc, ImportError):
+            raise ModelFileError(f"{where} needs a package that is not installed: {said}") from exc
         raise ModelFileError(f"{where} cannot be opened as a Hugging Face model: {said}") from exc
 
+
+MOST_SAID = 300
+"""So many characters of somebody else's message go into ours."""
 
 MEND_MEMORY = (
     "give dtype: bfloat16 or quantization: 4bit, spread it with device_map: auto, or take a smaller model or context."
 )
 
 
-def _first_line(exc: BaseException) -> str:
-    """What an exception says, up to the end of its first line."""
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return lines[0] if lines else type(exc).__name__
+def _said(exc: BaseException) -> str:
+    """What an exception says, on one line and not for ever."""
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    return text if len(text) <= MOST_SAID else text[:MOST_SAID] + "..."

@@ -1,6 +1,8 @@
 from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
+
 from unisono.gguf import byte_level_piece
 from unisono.members.base import ChatTemplate
 from unisono.vocabulary import Kind, Vocabulary
@@ -9,12 +11,17 @@ from unisono.vocabulary import Kind, Vocabulary
 class HFTokenizer:
     def __init__(self, tokenizer: Any, *, n_ids: int, ends: Sequence[int], where: str) -> None:
         self._t = tokenizer
-        pieces = [b""] * n_ids
+        pieces: list[Any] = [b""] * n_ids
         kinds = [int(Kind.CONTROL)] * n_ids
+        vocab = tokenizer.get_vocab()
+        byte_level = "Ġ" in vocab
+        added = set(tokenizer.added_tokens_decoder)
         special = set(tokenizer.all_special_ids)
-        for token, i in tokenizer.get_vocab().items():
-            sp = i in special or i in tokenizer.added_tokens_decoder
-            pieces[i] = token.encode() if sp else (byte_level_piece(token) if "Ġ" in tokenizer.get_vocab() else token.replace("▁", " ").encode())
+        for token, i in vocab.items():
+            sp = i in special or i in added
+            pieces[i] = (
+                token.encode() if sp else (byte_level_piece(token) if byte_level else token.replace("▁", " ").encode())
+            )
             if token.startswith("<0x"):
                 pieces[i] = bytes([int(token[3:5], 16)])
             kinds[i] = int(Kind.CONTROL) if sp else int(Kind.TEXT)
