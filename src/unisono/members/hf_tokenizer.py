@@ -14,7 +14,7 @@ class HFTokenizer:
         pieces: list[Any] = [b""] * n_ids
         kinds = [int(Kind.CONTROL)] * n_ids
         vocab = tokenizer.get_vocab()
-        byte_level = "Ġ" in vocab
+        byte_level = "Ġ" in vocab and "▁" not in vocab
         added = set(tokenizer.added_tokens_decoder)
         special = set(tokenizer.all_special_ids)
         for token, i in vocab.items():
