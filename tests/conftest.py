@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from hf_models import CONFIGS, write_model
 from unisono import cache
 from unisono.demo import demo_path
 from unisono.errors import DemoNotInstalled
@@ -87,6 +88,23 @@ def _qwen() -> Path:
     )
     assert done.returncode == 0, done.stderr
     return places[-1]
+
+
+@pytest.fixture(scope="session")
+def hf_model(model_file: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder with a tiny Hugging Face model by name, or the GGUF file of a real one."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    made: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in CONFIGS:
+            return model_file(name)
+        if name not in made:
+            made[name] = write_model(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from unisono import registry
 from unisono.arrays import Probs, Votes, Weights
 from unisono.config import MemberConfig
 from unisono.ensemble import Ensemble
-from unisono.errors import DemoNotInstalled, MissingBackend, ModelFileError, PluginError, UnknownName
+from unisono.errors import ConfigError, DemoNotInstalled, MissingBackend, ModelFileError, PluginError, UnknownName
 from unisono.members.fake import TableMember
 from unisono.pooling import RULES, linear
-from unisono.registry import BACKENDS, find_rule, open_member, short_name, split_spec
+from unisono.registry import BACKENDS, FOR_ALL, TAKEN, find_rule, open_member, short_name, split_spec
 from unisono.vocabulary import Vocabulary
 
 
@@ -49,6 +50,8 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gguf:some/where", ("gguf", "some/where")),
         ("gguf:a:b.gguf", ("gguf", "a:b.gguf")),
         ("models/a.gguf", ("gguf", "models/a.gguf")),
+        ("hf:owner/model@main", ("hf", "owner/model@main")),
+        ("hf:models/a.gguf", ("hf", "models/a.gguf")),
         ("C:\\models\\a.gguf", ("gguf", "C:\\models\\a.gguf")),
         ("dice:6", ("dice", "6")),
     ],
@@ -76,6 +79,28 @@ def test_a_backend_that_does_not_exist_is_named_with_the_nearest_that_does(plugi
 def test_a_plugin_comes_in_by_the_same_door(plugin: None) -> None:
     member = open_member(MemberConfig(model="dice:6", n_ctx=12), "die")
     assert (member.name, member.n_ctx, member.vocabulary.n_ids) == ("die", 12, 6)
+
+
+def test_every_key_of_a_member_is_taken_by_some_backend() -> None:
+    assert FOR_ALL.union(*TAKEN.values()) == set(MemberConfig.model_fields)
+    assert set(TAKEN) == set(BACKENDS)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"model": "hf:some/model", "n_gpu_layers": 0},
+            "n_gpu_layers is for gguf: and demo: members, and hf:some/model",
+        ),
+        ({"model": "gguf:a.gguf", "dtype": "auto", "n_ctx": 99}, "dtype is for hf: members, and gguf:a.gguf is none"),
+        ({"model": "a.gguf", "revision": "main"}, "revision is for hf: members"),
+        ({"model": "demo:smollm2-135m", "device": "cuda"}, "device is for hf: members"),
+    ],
+)
+def test_a_key_that_a_backend_has_no_use_for_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_member(MemberConfig(**values), "m")
 
 
 def test_every_backend_of_ours_is_where_the_table_says() -> None:

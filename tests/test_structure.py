@@ -23,6 +23,12 @@ HOMES = {
     "typer": "cli.",
     "rich": "cli.",
     "llama_cpp": "members.llamacpp",
+    "torch": "members.hf",
+    "transformers": "members.hf",
+    "bitsandbytes": "members.hf",
+    "gguf": "members.hf",
+    "tokenizers": "members.hf",
+    "sentencepiece": "members.hf",
 }
 """What others made -> how the names of the modules that may import it begin."""
 

@@ -25,7 +25,7 @@ class MemberConfig(_Checked):
     """One member."""
 
     model: str = Field(min_length=1)
-    """Spec: gguf:PATH, a path that ends in .gguf, or demo:NAME."""
+    """Spec: gguf:PATH, a path that ends in .gguf, hf:FOLDER, hf:OWNER/NAME[@REVISION] of the hub, or demo:NAME."""
     weight: float | None = None
     """Share in the pooled vote; weights are scaled to sum to 1. None for all members: equal weights. With the rule
     contrastive, the factor of the member's log-probabilities, taken as it is: positive for an expert, negative for an
@@ -37,13 +37,30 @@ class MemberConfig(_Checked):
     n_ctx: int = Field(default=4096, ge=8)
     """Tokens its context can hold, at most what the model was trained on."""
     n_cells: int | None = Field(default=None, ge=8)
-    """Tokens that all its contexts together can hold; None: n_ctx and one batch more."""
+    """Tokens that all its contexts together can hold; None: n_ctx and one batch more, or with hf as many as come."""
     n_batch: int = Field(default=512, ge=1)
     """Tokens read at once; longer prompts go in chunks."""
     n_contexts: int = Field(default=64, ge=1, le=256)
     """How many contexts can live at the same time."""
     n_gpu_layers: int = Field(default=0, ge=-1)
-    """Layers on the GPU, where llama.cpp was built for one; -1 is all."""
+    """With gguf and demo: layers on the GPU, where llama.cpp was built for one; -1 is all."""
+    revision: str | None = Field(default=None, min_length=1)
+    """With hf: branch, tag or commit on the model hub."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """With hf: what to compute in. auto is float32 on a CPU, and elsewhere what the model is stored in."""
+    device: str | None = Field(default=None, min_length=1)
+    """With hf: cpu, cuda, cuda:1, mps and so on; None takes the first GPU, or the CPU where there is none."""
+    device_map: str | dict[str, int | str] | None = None
+    """With hf: spread the model over devices: auto, balanced, sequential, or a device for each of its parts."""
+    max_memory: dict[int | str, int | str] | None = None
+    """With hf: how much of each device to take for the model, {0: 20GiB, cpu: 60GiB}, say; spreads it."""
+    quantization: Literal["none", "8bit", "4bit"] = "none"
+    """With hf: store the model in fewer bits, through bitsandbytes."""
+    trust_remote_code: bool = False
+    """With hf: run the code that some models bring along."""
+    attention: str | None = Field(default=None, min_length=1)
+    """With hf: the model's own attention of this name (eager, sdpa, flash_attention_2) instead of ours, which remembers
+    what it has read; slow, for comparisons."""
     chat_template_kwargs: dict[str, Any] = {}
     """What to tell its chat template besides the messages, such as enable_thinking: false."""
     ends: list[int] | None = None

@@ -14,15 +14,39 @@ import numpy as np
 
 from unisono.arrays import Probs, Votes, Weights
 from unisono.config import MemberConfig
-from unisono.errors import EnsembleError, PluginError, UnknownName
+from unisono.errors import ConfigError, EnsembleError, PluginError, UnknownName
 from unisono.members.base import Member
 from unisono.pooling import RULES, Rule
 
 BACKENDS: dict[str, str] = {
     "gguf": "unisono.members.llamacpp:open_gguf",
     "demo": "unisono.demo:open_demo",
+    "hf": "unisono.members.hf:open_hf",
 }
 """Prefix of a spec -> the function (where, name, config) that opens the member."""
+
+FOR_ALL = frozenset(
+    {"model", "weight", "name", "threads", "n_ctx", "n_cells", "n_batch", "n_contexts", "ends", "chat_template_kwargs"}
+)
+"""The keys of a member that every backend takes."""
+
+TAKEN: dict[str, frozenset[str]] = {
+    "gguf": frozenset({"n_gpu_layers"}),
+    "demo": frozenset({"n_gpu_layers"}),
+    "hf": frozenset(
+        {
+            "revision",
+            "dtype",
+            "device",
+            "device_map",
+            "max_memory",
+            "quantization",
+            "trust_remote_code",
+            "attention",
+        }
+    ),
+}
+"""And those that each takes besides. Plugins refuse for themselves what they do not take."""
 
 
 def open_member(config: MemberConfig, name: str) -> Member:
@@ -30,10 +54,15 @@ def open_member(config: MemberConfig, name: str) -> Member:
 
     Raises:
         UnknownName: no such backend.
+        ConfigError: a key that this backend has no use for.
         PluginError: a plugin names it that cannot be imported.
         EnsembleError: whatever the backend has to say.
     """
     backend, where = split_spec(config.model)
+    if backend in TAKEN:
+        for key in sorted(config.model_fields_set - FOR_ALL - TAKEN[backend]):
+            others = " and ".join(f"{other}:" for other, keys in TAKEN.items() if key in keys)
+            raise ConfigError(f"{key} is for {others} members, and {config.model} is none of them: leave it out there.")
     opener: Callable[[str, str, MemberConfig], Member] = _find(backend)
     return opener(where, name, config)
 
@@ -49,7 +78,12 @@ def split_spec(spec: str) -> tuple[str, str]:
         return backend, where
     if spec.endswith(".gguf") or os.path.isfile(spec):
         return "gguf", spec
-    raise UnknownName("model", spec, BACKENDS, "Write gguf:PATH, a path that ends in .gguf, or demo:NAME.") from None
+    raise UnknownName(
+        "model",
+        spec,
+        BACKENDS,
+        "Write gguf:PATH, a path that ends in .gguf, hf:FOLDER, hf:OWNER/NAME of the model hub, or demo:NAME.",
+    ) from None
 
 
 def short_name(spec: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from reference import log_softmax
 from unisono.errors import CacheFull
 from unisono.members.base import Feed, Member
 from unisono.members.fake import TableMember
+from unisono.members.hf import HFMember
 from unisono.members.llamacpp import LlamaCppMember
 from unisono.vocabulary import Vocabulary
 
@@ -41,13 +44,31 @@ def _table(n_ctx: int = 512, n_batch: int = N_BATCH, n_contexts: int = 6) -> Mem
         "table",
         pytest.param("smollm2-135m", marks=pytest.mark.models),
         pytest.param("gemma3-270m", marks=pytest.mark.models),
+        "hf:llama",
+        "hf:qwen3",
+        "hf:gemma3",
+        "hf:gpt2",
+        pytest.param("hf:llama on cuda", marks=pytest.mark.gpu),
+        pytest.param("hf:gemma3 on cuda", marks=pytest.mark.gpu),
+        pytest.param("hf:smollm2-135m", marks=[pytest.mark.models, pytest.mark.slow]),
+        pytest.param("hf:gemma3-270m", marks=[pytest.mark.models, pytest.mark.slow]),
+        pytest.param("hf:qwen", marks=[pytest.mark.models, pytest.mark.slow]),
     ],
 )
-def backend(request: pytest.FixtureRequest, load_model: Callable[..., LlamaCppMember]) -> Iterator[Backend]:
-    name: str = request.param
+def backend(
+    request: pytest.FixtureRequest, load_model: Callable[..., LlamaCppMember], hf_model: Callable[[str], Path]
+) -> Iterator[Backend]:
+    backend, _, rest = str(request.param).rpartition(":")
+    name, _, device = rest.partition(" on ")
+    if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("no CUDA device")
 
-    def load(**sizes: int) -> Member:
-        return load_model(name, **sizes) if name != "table" else _table(**sizes)
+    def load(**sizes: Any) -> Member:
+        if name == "table":
+            return _table(**sizes)
+        if backend == "hf":
+            return HFMember(str(hf_model(name)), name, device=device or "cpu", dtype="float32", **sizes)
+        return load_model(name, **sizes)
 
     member = load(n_ctx=512, n_batch=N_BATCH, n_contexts=6)
     yield Backend(load, member, tolerance(member))
@@ -77,12 +98,12 @@ def load(backend: Backend) -> Iterator[Callable[..., Member]]:
 
 
 def contexts(member: Member) -> list[int]:
-    assert isinstance(member, TableMember | LlamaCppMember)
+    assert isinstance(member, TableMember | LlamaCppMember | HFMember)
     return list(member._contexts)
 
 
 def n_cells(member: Member) -> int:
-    return member.n_cells_used if isinstance(member, LlamaCppMember) else 0
+    return member.n_cells_used if isinstance(member, LlamaCppMember | HFMember) else 0
 
 
 # Reading

@@ -19,8 +19,8 @@ Models = Annotated[
         "--model",
         "-m",
         metavar="SPEC[=WEIGHT]",
-        help="A member: gguf:PATH, a path that ends in .gguf, or demo:NAME. Give it once for each member. With --rule"
-        " contrastive a weight may be negative.",
+        help="A member: gguf:PATH, a path that ends in .gguf, hf:FOLDER, hf:OWNER/NAME of the model hub, or demo:NAME."
+        " Give it once for each member. With --rule contrastive a weight may be negative.",
     ),
 ]
 Preset = Annotated[

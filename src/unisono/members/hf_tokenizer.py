@@ -212,7 +212,7 @@ def _read_fast(tokenizer: Any, backend: Any, where: str) -> _Table:
 
 
 def _hidden(piece: str, logprob: float, kind: Kind) -> tuple[str, float]:
-    """An entry of a Unigram model, such that a text that spells a control token or a byte's name is not read as that."""
+    """An entry of a Unigram model, such that a text that spells a control token, or a byte, is not read as that."""
     if kind == Kind.CONTROL:
         return f"\U0010fffd{piece}", UNLIKELY
     return piece, UNLIKELY if kind == Kind.BYTE else logprob
