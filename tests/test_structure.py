@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "unisono"
 PAGE = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
 
-HOMES = {
+HOMES: dict[str, str | tuple[str, ...]] = {
     "numpy": "",
-    "pydantic": "config",
+    "pydantic": ("config", "gac"),
     "yaml": "config",
     "jinja2": "chat",
     "typer": "cli.",

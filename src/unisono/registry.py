@@ -67,6 +67,15 @@ def open_member(config: MemberConfig, name: str) -> Member:
     return opener(where, name, config)
 
 
+def n_gpus() -> int:
+    """How many GPUs there are for Hugging Face models; 0 without torch."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return 0
+    return int(torch.cuda.device_count())
+
+
 def split_spec(spec: str) -> tuple[str, str]:
     """Backend and what it is to open.
 

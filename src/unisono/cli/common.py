@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unisono.cli.show import say
 from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,10 +175,16 @@ def configuration(models: Sequence[str] | None, preset: str | None, file: Path |
     """
     from unisono.config import Config, checked, read_config, split_weight
     from unisono.config import preset as preset_named
+    from unisono.gac import is_gac, translated
+    from unisono.registry import n_gpus
 
     if models and preset:
         raise ConfigError("Members come from -m or from --preset, not from both: leave one out.")
     values = read_config(file) if file else {}
+    if is_gac(values):
+        values, notes = translated(values, str(file), n_gpus())
+        for note in notes:
+            say(f"Note: {note}")
     if models:
         pairs = [split_weight(model) for model in models]
         values["members"] = [{"model": spec, "weight": weight} for spec, weight in pairs]
