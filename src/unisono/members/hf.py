@@ -20,6 +20,7 @@ import numpy as np
 from unisono.arrays import Logits
 from unisono.config import MemberConfig
 from unisono.errors import BackendError, CacheFull, ConfigError, EnsembleError, UnsupportedModel
+from unisono.gguf import remembered_vocabulary
 from unisono.members import hf_attention
 from unisono.members.base import Feed
 from unisono.members.hf_attention import Line, Reading, Segment, Tensor
@@ -140,6 +141,8 @@ class HFMember:
             tokenizer.chat_template,
             tokenizer.vocabulary,
         )
+        if loaded.path is not None:  # the file itself knows better which of its tokens are no text
+            self.vocabulary = remembered_vocabulary(loaded.path).with_ends(self.vocabulary.ends.tolist())
         if ends is not None:
             try:
                 self.vocabulary = self.vocabulary.with_ends(ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import shutil
 import tempfile
 import warnings
@@ -17,8 +18,15 @@ from unisono import cache
 from unisono.errors import BackendError, ConfigError, EnsembleError, MissingBackend, ModelFileError, UnsupportedModel
 from unisono.gguf import GGUFHeader
 
-FORMAT = 1
+FORMAT = 2
 """Part of the name of every folder with a model out of a GGUF file; raised when what lies there changes."""
+
+
+DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""What `tokenizer.ggml.pre` says of tokenizers that cut a text into single digits first; transformers' reader of GGUF
+files takes no notice of it."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -181,6 +189,7 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
     if folder.is_dir():
         return folder
     at = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    log.warning("Unpacking %s for torch, once: this takes a minute or two.", path.name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=path.stem[:20], suffix=".part"))
@@ -200,6 +209,11 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         tokenizer = transformers.AutoTokenizer.from_pretrained(**at)
+        if GGUFHeader.read(path).metadata.get("tokenizer.ggml.pre") in DIGITS_ALONE:
+            from tokenizers import pre_tokenizers
+
+            steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         try:
             model.save_pretrained(new)
             tokenizer.save_pretrained(new)

@@ -23,6 +23,8 @@ END_NAMES = frozenset(
     {
         "</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>",
         "<end_of_turn>", "<turn|>", "<|end_of_turn|>", "<|return|>", "<|call|>", "<EOT>", "[EOS]", "[EOT]",
+        "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>",
+        "<|file_sep|>",
     }
 )  # fmt: skip
 """Control tokens that end a text or a turn wherever they exist, also where a model's files forget to say so."""
