@@ -545,6 +545,36 @@ def test_what_is_wrong_with_a_folder_is_an_error_of_ours_that_names_it(
         HFMember(str(folder), "m", device="cpu")
 
 
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_models_own_code_runs_only_where_it_is_trusted(
+    load: Load, hf_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    folder = shutil.copytree(hf_model("llama"), tmp_path / "own")
+    (folder / "own.py").write_text(OWN_CODE)
+    names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    _config(model_type="own", architectures=["OwnForCausalLM"], auto_map=names)(folder)
+    with pytest.raises(ModelFileError, match=r"code of its own.*trust_remote_code: true"):
+        HFMember(str(folder), "own", device="cpu", n_ctx=64)
+    member = HFMember(str(folder), "own", device="cpu", n_ctx=64, trust_remote_code=True)
+    assert type(member._model).__name__ == "OwnForCausalLM"
+    ids = line(member, 20)
+    assert_same(read_anew(member, ids), read_anew(load("llama"), ids), STRICT)
+
+
 def test_a_model_that_looks_ahead_is_refused(hf_model: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"bert \(BertLMHeadModel\) looks ahead in its text"):
         HFMember(str(write_model("bert", tmp_path)), "bert", device="cpu")

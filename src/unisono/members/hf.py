@@ -300,7 +300,7 @@ class HFMember:
         torch = self._torch
         inputs["use_cache"] = False
         if keeps := "logits_to_keep" in self._parameters:
-            inputs["logits_to_keep"] = torch.tensor(list(wanted), dtype=torch.long, device=self._inputs_on)
+            inputs["logits_to_keep"] = list(wanted)  # a tensor would have to lie where the last layer does
         known = {key: value for key, value in inputs.items() if self._takes_all or key in self._parameters}
         try:
             logits = self._model(**known).logits[0]
