@@ -112,6 +112,21 @@ def test_what_a_model_does_with_its_scores_matters_in_these_tests(load: Load, hf
         assert distance(rows, read(changed, changed.new(), 0, ids, rows=40)) > 0.1
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gpt2"])
+def test_a_context_may_be_filled_to_its_end_and_begun_again(load: Load, name: str) -> None:
+    member, own = load(name, n_ctx=100), load(name, attention="eager")
+    ids, others = line(member, 100), line(member, 100, start=100)
+    context, other = member.new(), own.new()
+    read(member, context, 0, ids[:60], rows=0)
+    rows = [read(member, context, at, [i]) for at, i in enumerate(ids[60:], 60)]
+    assert_same(np.concatenate(rows), read(own, other, 0, ids, rows=40), STRICT)
+    with pytest.raises(CacheFull, match="holds 100 tokens and is full"):
+        read(member, context, 100, [5])
+    assert_same(read(member, context, 2, others[2:], 98), read(own, other, 0, [*ids[:2], *others[2:]], 98), STRICT)
+    member.drop(context)
+    own.drop(other)
+
+
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("new")),
@@ -584,7 +599,7 @@ def test_a_model_that_the_hub_does_not_give_is_an_error_of_ours(monkeypatch: pyt
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelFileError, match=r"no-one/no-model cannot be opened as a Hugging Face model"):
+    with pytest.raises(ModelFileError, match=r"no-one/no-model cannot be opened .*Nor is there a folder"):
         HFMember("no-one/no-model", "m", device="cpu")
 
 

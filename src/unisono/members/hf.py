@@ -117,9 +117,9 @@ class HFMember:
         n_cells: int | None = None,
         ends: Sequence[int] | None = None,
     ) -> None:
-        self._torch, _ = packages()
         wish = Wish(where, revision, dtype, device, device_map, max_memory, quantization, trust_remote_code, attention)
         loaded = load(wish)
+        self._torch, _ = packages()
         self.name, self.path, self._model = name, loaded.path, loaded.model
         self.device, self._inputs_on = _devices(loaded.model)
         self._n_threads, self._n_cells = n_threads, n_cells
