@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import reference
 from gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Raw, byte_level, gguf, string, tokenizer
 from unisono.errors import ModelFileError, UnsupportedModel
-from unisono.gguf import GGUFHeader, byte_alphabet, byte_level_piece, remembered_vocabulary
+from unisono.gguf import GGUFHeader, remembered_vocabulary
 from unisono.vocabulary import Kind, Vocabulary
 
 BYTE_LEVEL = tokenizer(
@@ -66,21 +65,6 @@ def vocabulary(path: Path, metadata: dict[str, object]) -> Vocabulary:
 
 
 # What a sound file says
-
-
-def test_the_byte_alphabet_is_the_published_one() -> None:
-    assert byte_alphabet() == reference.byte_alphabet()
-
-
-@given(st.binary())
-def test_a_byte_level_token_stands_for_the_bytes_it_was_made_of(data: bytes) -> None:
-    assert byte_level_piece(byte_level(data)) == data
-
-
-@given(st.text())
-def test_a_byte_level_token_with_a_character_outside_the_alphabet_stands_for_no_bytes(token: str) -> None:
-    outside = any(c not in reference.byte_alphabet() for c in token)
-    assert (byte_level_piece(token) is None) == outside
 
 
 def test_a_byte_level_table_is_read_as_bytes(path: Path) -> None:

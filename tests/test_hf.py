@@ -112,6 +112,21 @@ def test_what_a_model_does_with_its_scores_matters_in_these_tests(load: Load, hf
         assert distance(rows, read(changed, changed.new(), 0, ids, rows=40)) > 0.1
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gpt2"])
+def test_a_context_may_be_filled_to_its_end_and_begun_again(load: Load, name: str) -> None:
+    member, own = load(name, n_ctx=100), load(name, attention="eager")
+    ids, others = line(member, 100), line(member, 100, start=100)
+    context, other = member.new(), own.new()
+    read(member, context, 0, ids[:60], rows=0)
+    rows = [read(member, context, at, [i]) for at, i in enumerate(ids[60:], 60)]
+    assert_same(np.concatenate(rows), read(own, other, 0, ids, rows=40), STRICT)
+    with pytest.raises(CacheFull, match="holds 100 tokens and is full"):
+        read(member, context, 100, [5])
+    assert_same(read(member, context, 2, others[2:], 98), read(own, other, 0, [*ids[:2], *others[2:]], 98), STRICT)
+    member.drop(context)
+    own.drop(other)
+
+
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("new")),
@@ -545,6 +560,36 @@ def test_what_is_wrong_with_a_folder_is_an_error_of_ours_that_names_it(
         HFMember(str(folder), "m", device="cpu")
 
 
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_models_own_code_runs_only_where_it_is_trusted(
+    load: Load, hf_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    folder = shutil.copytree(hf_model("llama"), tmp_path / "own")
+    (folder / "own.py").write_text(OWN_CODE)
+    names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    _config(model_type="own", architectures=["OwnForCausalLM"], auto_map=names)(folder)
+    with pytest.raises(ModelFileError, match=r"code of its own.*trust_remote_code: true"):
+        HFMember(str(folder), "own", device="cpu", n_ctx=64)
+    member = HFMember(str(folder), "own", device="cpu", n_ctx=64, trust_remote_code=True)
+    assert type(member._model).__name__ == "OwnForCausalLM"
+    ids = line(member, 20)
+    assert_same(read_anew(member, ids), read_anew(load("llama"), ids), STRICT)
+
+
 def test_a_model_that_looks_ahead_is_refused(hf_model: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"bert \(BertLMHeadModel\) looks ahead in its text"):
         HFMember(str(write_model("bert", tmp_path)), "bert", device="cpu")
@@ -554,7 +599,7 @@ def test_a_model_that_the_hub_does_not_give_is_an_error_of_ours(monkeypatch: pyt
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelFileError, match=r"no-one/no-model cannot be opened as a Hugging Face model"):
+    with pytest.raises(ModelFileError, match=r"no-one/no-model cannot be opened .*Nor is there a folder"):
         HFMember("no-one/no-model", "m", device="cpu")
 
 

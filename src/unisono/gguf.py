@@ -13,7 +13,6 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from unisono import cache
 from unisono.errors import ModelFileError, UnsupportedModel
+from unisono.tokens import SPACE_MARK, byte_level_piece
 from unisono.vocabulary import Kind, Vocabulary
 
 _SCALARS = ("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")
@@ -230,38 +230,6 @@ class _Reader:
         return self.number(_SCALARS[kind])
 
 
-@lru_cache(maxsize=1)
-def byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for: printable ones for themselves, the other
-    68 for the characters from U+0100 on (GPT-2's byte-level BPE).
-
-    >>> byte_alphabet()["Ġ"], byte_alphabet()["a"]
-    (32, 97)
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-def byte_level_piece(token: str) -> bytes | None:
-    """The bytes that a byte-level token stands for; None if a character is outside the alphabet.
-
-    >>> byte_level_piece("ĠÃ©")
-    b' \\xc3\\xa9'
-    """
-    try:
-        return token.translate(_to_latin1()).encode("latin-1")
-    except UnicodeEncodeError:
-        return None
-
-
-@lru_cache(maxsize=1)
-def _to_latin1() -> dict[int, int]:
-    # What the alphabet does not use maps beyond latin-1, so that encoding refuses it.
-    table = {ord(c): b for c, b in byte_alphabet().items()}
-    return {c: 0xFFFD for c in range(256) if c not in table} | table
-
-
 _Tables = tuple[list[bytes], np.ndarray[Any, Any]]
 
 
@@ -282,7 +250,7 @@ def _read_byte_level(tokens: list[bytes], types: np.ndarray[Any, Any]) -> _Table
 
 
 def _read_sentencepiece(tokens: list[bytes], types: np.ndarray[Any, Any]) -> _Tables:
-    space = "▁".encode()
+    space = SPACE_MARK.encode()
     pieces = []
     for token, type_ in zip(tokens, types.tolist(), strict=True):
         if type_ == _BYTE:

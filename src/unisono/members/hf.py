@@ -118,9 +118,9 @@ class HFMember:
         n_cells: int | None = None,
         ends: Sequence[int] | None = None,
     ) -> None:
-        self._torch, _ = packages()
         wish = Wish(where, revision, dtype, device, device_map, max_memory, quantization, trust_remote_code, attention)
         loaded = load(wish)
+        self._torch, _ = packages()
         self.name, self.path, self._model = name, loaded.path, loaded.model
         self.device, self._inputs_on = _devices(loaded.model)
         self._n_threads, self._n_cells = n_threads, n_cells
@@ -303,7 +303,7 @@ class HFMember:
         torch = self._torch
         inputs["use_cache"] = False
         if keeps := "logits_to_keep" in self._parameters:
-            inputs["logits_to_keep"] = torch.tensor(list(wanted), dtype=torch.long, device=self._inputs_on)
+            inputs["logits_to_keep"] = list(wanted)  # a tensor would have to lie where the last layer does
         known = {key: value for key, value in inputs.items() if self._takes_all or key in self._parameters}
         try:
             logits = self._model(**known).logits[0]

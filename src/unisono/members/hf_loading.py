@@ -57,7 +57,7 @@ class Loaded:
     """The GGUF file, where it is one."""
 
 
-def packages() -> Any:
+def packages() -> tuple[Any, Any]:
     """torch and transformers, imported now. Raises MissingBackend."""
     try:
         import torch
@@ -77,9 +77,9 @@ def load(wish: Wish) -> Loaded:
         UnsupportedModel: it is no causal language model.
         BackendError: it does not fit into memory.
     """
+    source, revision, gguf = _source(wish)  # what can be told without torch, which takes seconds to import
     torch, transformers = packages()
     device = _device(wish, torch)
-    source, revision, gguf = _source(wish)
     code = {"trust_remote_code": wish.trust_remote_code}
     with calm(quiet=revision is None), _explained(wish, torch):
         if gguf is not None:
@@ -273,6 +273,8 @@ def _explained(wish: Wish, torch: Any) -> Iterator[None]:
             raise UnsupportedModel(f"{where} is no causal language model: {said}") from exc
         elif isinstance(exc, ImportError):
             raise ModelFileError(f"{where} needs a package that is not installed: {said}") from exc
+        elif not Path(where).expanduser().exists():
+            said += " Nor is there a folder of that name here."
         raise ModelFileError(f"{where} cannot be opened as a Hugging Face model: {said}") from exc
 
 

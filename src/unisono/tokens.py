@@ -1,0 +1,49 @@
+"""How tokenizers write bytes in their tables: the byte-level alphabet, SentencePiece's mark for a space, <0xNN>."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+SPACE_MARK = "▁"
+"""What SentencePiece writes for a space."""
+
+
+def byte_token(byte: int) -> str:
+    """The name of the token that stands for one byte, where a vocabulary falls back to bytes.
+
+    >>> byte_token(10)
+    '<0x0A>'
+    """
+    return f"<0x{byte:02X}>"
+
+
+@lru_cache(maxsize=1)
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: printable ones for themselves, the other
+    68 for the characters from U+0100 on (GPT-2's byte-level BPE).
+
+    >>> byte_alphabet()["Ġ"], byte_alphabet()["a"]
+    (32, 97)
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+def byte_level_piece(token: str) -> bytes | None:
+    """The bytes that a byte-level token stands for; None if a character is outside the alphabet.
+
+    >>> byte_level_piece("ĠÃ©")
+    b' \\xc3\\xa9'
+    """
+    try:
+        return token.translate(_to_latin1()).encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _to_latin1() -> dict[int, int]:
+    # What the alphabet does not use maps beyond latin-1, so that encoding refuses it.
+    table = {ord(c): b for c, b in byte_alphabet().items()}
+    return {c: 0xFFFD for c in range(256) if c not in table} | table
