@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 
 from unisono import cache
 from unisono.errors import EnsembleError, ModelFileError, UnsupportedModel
-from unisono.gguf import byte_level_piece
 from unisono.members.base import ChatTemplate
+from unisono.tokens import byte_level_piece
 from unisono.vocabulary import Kind, Vocabulary
 
 END_NAMES = frozenset(
