@@ -67,6 +67,18 @@ def open_member(config: MemberConfig, name: str) -> Member:
     return opener(where, name, config)
 
 
+def takes(spec: str, key: str) -> bool:
+    """Whether this key of a member means something to the backend of a spec; a plugin says so only when it opens.
+
+    >>> takes("a.gguf", "n_gpu_layers"), takes("hf:a/b", "n_gpu_layers"), takes("hf:a/b", "n_ctx")
+    (True, False, True)
+
+    Raises UnknownName.
+    """
+    backend, _ = split_spec(spec)
+    return key in FOR_ALL or backend not in TAKEN or key in TAKEN[backend]
+
+
 def n_gpus() -> int:
     """How many GPUs there are for Hugging Face models; 0 without torch."""
     try:
@@ -98,10 +110,12 @@ def split_spec(spec: str) -> tuple[str, str]:
 def short_name(spec: str) -> str:
     """What people call a member of whom they gave only the spec.
 
-    >>> short_name("demo:smollm2-135m"), short_name("gguf:models/Qwen2.5-0.5B.Q4_K_M.gguf")
-    ('smollm2-135m', 'Qwen2.5-0.5B.Q4_K_M')
+    >>> short_name("demo:smollm2-135m"), short_name("gguf:models/Qwen2.5-0.5B.Q4_K_M.gguf"), short_name("hf:a/b@main")
+    ('smollm2-135m', 'Qwen2.5-0.5B.Q4_K_M', 'b')
     """
-    _, where = split_spec(spec)
+    backend, where = split_spec(spec)
+    if backend == "hf" and not os.path.exists(where):
+        where = where.partition("@")[0]
     return Path(where).name.removesuffix(".gguf") or where
 
 

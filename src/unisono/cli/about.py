@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
     from unisono.ensemble import Ensemble
     from unisono.members.base import Member
 
-PACKAGES = ("numpy", "llama-cpp-python")
+PACKAGES = ("numpy", "llama-cpp-python", "torch", "transformers")
 """What a result depends on besides ourselves and Python."""
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+"""Names of the files in a folder that hold a model's weights."""
 
 
 def versions() -> dict[str, str | None]:
@@ -55,34 +59,41 @@ def command() -> str:
 
 
 def members(ensemble: Ensemble, config: Config) -> list[dict[str, Any]]:
-    """Each member's name, spec, weight, and the size and checksum of its file; null where it has none."""
+    """Each member's name, spec, weight, the size and checksum of its files and, from a model hub, its commit; null
+    where it has none."""
     out = []
     for member, wanted, weight in zip(ensemble.members, config.members, ensemble.weights.tolist(), strict=True):
-        path = model_file(member)
+        files = model_files(member)
         out.append(
             {
                 "name": member.name,
                 "model": wanted.model,
                 "weight": weight,
-                "file_bytes": path.stat().st_size if path else None,
-                "sha256": sha256(path) if path else None,
+                "file_bytes": sum(path.stat().st_size for path in files) if files else None,
+                "sha256": sha256(files) if files else None,
+                "commit": getattr(member, "commit", None),
             }
         )
     return out
 
 
-def model_file(member: Member) -> Path | None:
-    """The file that a member was opened from, if there is one."""
+def model_files(member: Member) -> list[Path]:
+    """The files with weights that a member was opened from, by name."""
     path = getattr(member, "path", None)
-    return path if isinstance(path, Path) and path.is_file() else None
+    if not isinstance(path, Path):
+        return []
+    if path.is_dir():
+        return sorted(file for kind in WEIGHTS for file in path.glob(kind))
+    return [path] if path.is_file() else []
 
 
-def sha256(path: Path) -> str:
-    """The checksum of a file, in hex."""
+def sha256(files: Sequence[Path]) -> str:
+    """The checksum of what the files hold, one after the other, in hex."""
     import hashlib
 
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()

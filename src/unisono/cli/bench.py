@@ -13,6 +13,8 @@ import typer
 from unisono.cli import about, show
 from unisono.cli.common import (
     ConfigFile,
+    Device,
+    Dtype,
     Json,
     Models,
     NBatch,
@@ -20,6 +22,7 @@ from unisono.cli.common import (
     NGpuLayers,
     Plausibility,
     Preset,
+    Quantization,
     Quiet,
     Rule,
     Threads,
@@ -49,6 +52,9 @@ def bench(
     n_ctx: NCtx = None,
     n_batch: NBatch = None,
     n_gpu_layers: NGpuLayers = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
     vote: Vote = None,
     rule: Rule = None,
     plausibility: Plausibility = None,
@@ -65,8 +71,9 @@ def bench(
 
     tell: Callable[[str], None] = (lambda line: None) if quiet else show.say
     settings = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers}
+    placing = {"device": device, "dtype": dtype, "quantization": quantization}
     voting = {"vote": vote, "rule": rule, "plausibility": plausibility, "top_union": top_union}
-    wanted = configuration(models, preset, config, threads=threads, **settings, **voting)
+    wanted = configuration(models, preset, config, threads=threads, **settings, **placing, **voting)
     tell("loading")
     begun = perf_counter()
     with Ensemble.from_config(wanted) as ensemble:
@@ -207,7 +214,7 @@ def _ratio(time: float | None, members: Sequence[float | None], of: Callable[[li
 
 def memory(ensemble: Ensemble, peak: int | None) -> dict[str, int | None]:
     """Peak resident memory beside the size of the model files, in bytes."""
-    files = {path for member in ensemble.members if (path := about.model_file(member))}
+    files = {path for member in ensemble.members for path in about.model_files(member)}
     size = sum(path.stat().st_size for path in files)
     return {"peak_bytes": peak, "files_bytes": size, "beyond_files_bytes": None if peak is None else peak - size}
 

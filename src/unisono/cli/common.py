@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unisono.cli.show import say
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, EnsembleError
 
 if TYPE_CHECKING:
     from unisono.config import Config
@@ -36,6 +36,11 @@ NCtx = Annotated[int | None, typer.Option("--n-ctx", min=8, metavar="N", help="T
 NBatch = Annotated[int | None, typer.Option("--n-batch", min=1, metavar="N", help="Tokens a member reads at once.")]
 NGpuLayers = Annotated[
     int | None, typer.Option("--n-gpu-layers", min=-1, metavar="N", help="Layers on the GPU; -1 is all.")
+]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help="For hf: members: cpu, cuda, cuda:1, mps and so on.")]
+Dtype = Annotated[str | None, typer.Option(metavar="NAME", help="For hf: members: auto, float32, bfloat16 or float16.")]
+Quantization = Annotated[
+    str | None, typer.Option(metavar="BITS", help="For hf: members: none, 8bit or 4bit, through bitsandbytes.")
 ]
 Rule = Annotated[
     str | None,
@@ -233,6 +238,15 @@ def biases(given: Sequence[str]) -> dict[str, float]:
     return out
 
 
+def _takes(spec: object, key: str) -> bool:
+    from unisono.registry import takes
+
+    try:
+        return isinstance(spec, str) and takes(spec, key)
+    except EnsembleError:  # an unknown spec, which is told when it is opened
+        return True
+
+
 def _overridden(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """The file's values with the flags in their place; those of a member hold for every member."""
     from unisono.config import Config, MemberConfig, member_values
@@ -242,4 +256,9 @@ def _overridden(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]
     if isinstance(members, list):  # anything else is refused when it is checked
         spelled = [member_values(member) for member in members]
         members = [{**member, **for_members} if isinstance(member, dict) else member for member in spelled]
+        for key in for_members:  # where some members have no use for it, it is for the others
+            takers = [member for member in members if isinstance(member, dict) and _takes(member.get("model"), key)]
+            for member in members if takers else ():
+                if isinstance(member, dict) and member not in takers:
+                    del member[key]
     return {**values, **{key: value for key, value in flags.items() if key in Config.model_fields}, "members": members}

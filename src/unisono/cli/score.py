@@ -16,6 +16,8 @@ import typer
 from unisono.cli import about, show
 from unisono.cli.common import (
     ConfigFile,
+    Device,
+    Dtype,
     Json,
     Models,
     NBatch,
@@ -23,6 +25,7 @@ from unisono.cli.common import (
     NGpuLayers,
     Plausibility,
     Preset,
+    Quantization,
     Quiet,
     Rule,
     Threads,
@@ -77,6 +80,9 @@ def score(
     n_ctx: NCtx = None,
     n_batch: NBatch = None,
     n_gpu_layers: NGpuLayers = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
     vote: Annotated[str | None, typer.Option(metavar="UNIT", help="Only bytes: a score is of bytes.")] = None,
     rule: Rule = None,
     plausibility: Plausibility = None,
@@ -108,7 +114,8 @@ def score(
     else:
         flags = {"vote": vote, "rule": rule, "plausibility": plausibility, "epsilon": epsilon}
         sizes = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers}
-        wanted = configuration(models, preset, config, threads=threads, **sizes, **flags)
+        placing = {"device": device, "dtype": dtype, "quantization": quantization}
+        wanted = configuration(models, preset, config, threads=threads, **sizes, **placing, **flags)
         if wanted.vote != "bytes":
             raise ConfigError(f"A score is of bytes, and cannot vote on {wanted.vote}: leave out --vote {wanted.vote}.")
         if not files:

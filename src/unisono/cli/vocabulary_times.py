@@ -22,9 +22,9 @@ Source = tuple[str, list[int]]
 
 def vocabulary_times(members: Sequence[Member]) -> dict[str, float | None]:
     """Seconds with an empty cache folder and with one that has everything, each in a process of its own; None where
-    some member has no file."""
-    paths = [about.model_file(member) for member in members]
-    sources = [(str(p), m.vocabulary.ends.tolist()) for p, m in zip(paths, members, strict=True) if p]
+    some member has no GGUF file."""
+    paths = [[p for p in about.model_files(member) if p.suffix == ".gguf"] for member in members]
+    sources = [(str(p[0]), m.vocabulary.ends.tolist()) for p, m in zip(paths, members, strict=True) if p]
     if len(sources) < len(members):
         return {"scratch_s": None, "cached_s": None}
     with tempfile.TemporaryDirectory() as folder:

@@ -121,7 +121,7 @@ class HFMember:
         wish = Wish(where, revision, dtype, device, device_map, max_memory, quantization, trust_remote_code, attention)
         loaded = load(wish)
         self._torch, _ = packages()
-        self.name, self.path, self._model = name, loaded.path, loaded.model
+        self.name, self.path, self.commit, self._model = name, loaded.path, loaded.commit, loaded.model
         self.device, self._inputs_on = _devices(loaded.model)
         self._n_threads, self._n_cells = n_threads, n_cells
         parameters = inspect.signature(loaded.model.forward).parameters
@@ -141,7 +141,9 @@ class HFMember:
             tokenizer.chat_template,
             tokenizer.vocabulary,
         )
-        if loaded.path is not None:  # the file itself knows better which of its tokens are no text
+        if (
+            loaded.path is not None and loaded.path.is_file()
+        ):  # the file itself knows better which of its tokens are no text
             self.vocabulary = remembered_vocabulary(loaded.path).with_ends(self.vocabulary.ends.tolist())
         if ends is not None:
             try:

@@ -54,7 +54,9 @@ class Loaded:
     ends: list[int]
     """The ids that its configurations call ends."""
     path: Path | None
-    """The GGUF file, where it is one."""
+    """The GGUF file or the folder, where it is one."""
+    commit: str | None
+    """What the model hub calls this state of the model."""
 
 
 def packages() -> tuple[Any, Any]:
@@ -98,7 +100,8 @@ def load(wish: Wish) -> Loaded:
         if wish.device_map is None and wish.max_memory is None and wish.quantization == "none":
             model.to(device)
     model.eval()
-    return Loaded(model, tokenizer, _ends(model), gguf)
+    folder = Path(source) if revision is None else None
+    return Loaded(model, tokenizer, _ends(model), gguf or folder, getattr(config, "_commit_hash", None))
 
 
 def _device(wish: Wish, torch: Any) -> Any:
