@@ -44,6 +44,16 @@ def test_json_records_what_made_it() -> None:
     assert {"versions", "members", "config", "command", "prompt"} <= set(outcome)
 
 
+def test_many_texts_at_once_are_timed_beside_one() -> None:
+    arguments = ["--prompt", PROMPT, "--repeat", "2", "--max-tokens", "5", "--texts", "3", "-q"]
+    rows = json.loads(invoke("bench", *TWO, *arguments, "--json").stdout)["rows"]
+    for row in rows:
+        many = row["together"]
+        assert len(many["repetitions"]) == 2 and min(many["repetitions"]) > 0
+        assert many["to_one"] == pytest.approx(many["tokens_per_s"] / row["tokens_per_s"])
+    assert "3 texts at once" in invoke("bench", *TWO, *arguments).stdout
+
+
 def test_a_files_ways_to_write_a_text_are_not_used(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("members: ['table:some', 'table:others']\nstop: ['e']\ntemperature: 2\nseed: 1\nmin_tokens: 50\n")

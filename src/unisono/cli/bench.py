@@ -48,6 +48,9 @@ def bench(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What every text goes on from.")] = "Once upon a time",
     max_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens to write each time, at most.")] = 64,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="How often to write each text.")] = 3,
+    texts: Annotated[
+        int, typer.Option(min=1, max=64, metavar="N", help="Also write so many texts at the same time.")
+    ] = 1,
     threads: Threads = None,
     n_ctx: NCtx = None,
     n_batch: NBatch = None,
@@ -74,6 +77,7 @@ def bench(
     placing = {"device": device, "dtype": dtype, "quantization": quantization}
     voting = {"vote": vote, "rule": rule, "plausibility": plausibility, "top_union": top_union}
     wanted = configuration(models, preset, config, threads=threads, **settings, **placing, **voting)
+    wanted = _with_room(wanted, texts)
     tell("loading")
     begun = perf_counter()
     with Ensemble.from_config(wanted) as ensemble:
@@ -84,20 +88,25 @@ def bench(
         for subject in subjects.values():  # touch every page and fill every memo once, unmeasured
             measure(subject, prompt, min(max_tokens, 8), wanted.heal)
         measured: dict[str, list[dict[str, Any]]] = {name: [] for name in subjects}
+        many: dict[str, list[float]] = {name: [] for name in subjects}
         for turn in range(repeat):
             for name, subject in subjects.items():
                 measured[name].append(measure(subject, prompt, max_tokens, wanted.heal))
                 tell(f"{turn + 1} of {repeat}: {name}, {_shown(measured[name][-1]['ms_per_token'], '.1f')} ms a token")
+                if texts > 1:
+                    many[name].append(together(subject, prompt, max_tokens, wanted.heal, texts))
+                    tell(f"{turn + 1} of {repeat}: {name}, {texts} texts at once, {many[name][-1]:.1f} tokens/s")
         peak = peak_memory()
         tell("vocabularies and union")
         outcome = {
-            "rows": rows(measured),
+            "rows": rows(measured, many),
             "load_s": load_s,
             "memory": memory(ensemble, peak),
             "vocabularies": vocabulary_times(ensemble.members),
             "prompt": prompt,
             "max_tokens": max_tokens,
             "repeat": repeat,
+            "texts": texts,
             "members": about.members(ensemble, wanted),
             "config": wanted.model_dump(mode="json"),
             "versions": about.versions(),
@@ -163,6 +172,38 @@ def measure(ensemble: Ensemble, prompt: str, max_tokens: int, heal: bool = True)
     }
 
 
+def together(ensemble: Ensemble, prompt: str, max_tokens: int, heal: bool, n: int) -> float:
+    """Tokens a second of so many texts that are written at the same time, after the first step of each."""
+    from unisono.config import TextConfig
+
+    settings = TextConfig(max_tokens=max_tokens, heal=heal, ignore_end=True)
+    generations = [ensemble.generate(prompt, settings=settings) for _ in range(n)]
+    try:
+        for generation in generations:
+            next(generation)
+        before = sum(generation.stats.n_tokens for generation in generations)
+        begun = perf_counter()
+        for generation in generations:
+            generation.run()
+        seconds = perf_counter() - begun
+    finally:
+        for generation in generations:
+            generation.close()
+    return (sum(generation.stats.n_tokens for generation in generations) - before) / seconds
+
+
+def _with_room(config: Config, n_texts: int) -> Config:
+    """The same members with contexts for so many texts, where nothing is said of them."""
+    per_text = 16 if config.vote == "bytes" else 1
+    members = [
+        member
+        if "n_contexts" in member.model_fields_set
+        else member.model_copy(update={"n_contexts": min(256, max(member.n_contexts, per_text * n_texts))})
+        for member in config.members
+    ]
+    return config.model_copy(update={"members": members})
+
+
 def _per_member(stats: Stats) -> FloatArray:
     """float64[3, n_members]: forwards, tokens read, seconds in forwards, so far."""
     import numpy as np
@@ -170,7 +211,7 @@ def _per_member(stats: Stats) -> FloatArray:
     return np.array([stats.n_forwards, stats.n_read, stats.forward_s])
 
 
-def rows(measured: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def rows(measured: dict[str, list[dict[str, Any]]], many: dict[str, list[float]] | None = None) -> list[dict[str, Any]]:
     """One row a subject: medians over the repetitions, the ratios between them, and the repetitions themselves."""
     times = {name: _median(one["ms_per_token"] for one in runs) for name, runs in measured.items()}
     members = [time for name, time in times.items() if name != ENSEMBLE]
@@ -189,6 +230,7 @@ def rows(measured: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
                 "forwards_per_token": _median(one["forwards_per_token"] for one in runs),
                 "by_member": _by_member([one.get("by_member", {}) for one in runs]),
                 "first_s": _median(one["first_s"] for one in runs),
+                "together": _together((many or {}).get(name, []), time),
                 "repetitions": runs,
             }
         )
@@ -200,6 +242,13 @@ def _by_member(runs: Sequence[dict[str, dict[str, float | None]]]) -> dict[str, 
     return {
         name: {key: _median(one[name][key] for one in runs) for key in numbers} for name, numbers in runs[0].items()
     }
+
+
+def _together(rates: list[float], time: float | None) -> dict[str, Any] | None:
+    if not rates:
+        return None
+    rate = median(rates)
+    return {"tokens_per_s": rate, "to_one": rate * time / 1000 if time else None, "repetitions": rates}
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -264,6 +313,14 @@ def _print(outcome: dict[str, Any]) -> None:
                 _shown(numbers["read_per_token"], ".2f"),
                 _shown(numbers["forward_ms_per_token"], ".1f"),
             )
+    at_once = Table(title=f"{outcome['texts']} texts at once", title_justify="left")
+    at_once.add_column("")
+    for heading in ("tokens/s", "x one"):
+        at_once.add_column(heading, justify="right")
+    for row in outcome["rows"]:
+        if row["together"]:
+            rate, to_one = row["together"]["tokens_per_s"], row["together"]["to_one"]
+            at_once.add_row(Text(row["name"]), _shown(rate, ".1f"), _shown(to_one, ".2f"))
     size, made = outcome["memory"], outcome["vocabularies"]
     whole = Table(title="In all", title_justify="left", show_header=False)
     whole.add_column("")
@@ -277,6 +334,8 @@ def _print(outcome: dict[str, Any]) -> None:
     out = show.console()
     out.print(speed)
     out.print(each)
+    if outcome["texts"] > 1:
+        out.print(at_once)
     out.print(whole)
 
 
