@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comparing import TEXT
+from conftest import SHARED
 from unisono.chat import readable
 from unisono.errors import ModelFileError, UnsupportedModel
 from unisono.members.fake import TableMember
@@ -23,10 +25,15 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import sentencepiece
 import tiktoken
 import tokenizers
+import transformers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from unisono.members.hf_loading import gguf_tokenizer
 from unisono.members.hf_tokenizer import HFTokenizer
+from unisono.members.llamacpp import LlamaCppMember
+
+DATA = SHARED / "data"
 
 CORPUS = [TEXT, "naïve café, 東京 へ行く, Привет мир, 👩‍💻 😀", "def f(x):\n        return x + 1\n", "  two  spaces "]
 
@@ -359,3 +366,30 @@ def test_one_of_an_unknown_kind_is_refused() -> None:
 def test_a_lone_surrogate_is_no_text() -> None:
     with pytest.raises(ValueError, match="surrogates"):
         made("byte-level").encode("a\ud800")
+
+
+# Real tokenizers
+
+
+@pytest.mark.models
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m", "qwen"])
+def test_a_real_tokenizer_agrees_with_llama_cpps_on_every_token(
+    model_file: Callable[[str], Path], load_model: Callable[..., LlamaCppMember], name: str
+) -> None:
+    path = model_file(name)
+    model = load_model(name, n_ctx=64, n_batch=8, n_contexts=1)
+    try:
+        v = model.vocabulary
+        tokenizer = HFTokenizer(gguf_tokenizer(path, transformers), n_ids=v.n_ids, ends=[], where=name)
+        w = tokenizer.vocabulary
+        assert (w.begin, w.space_prefix) == (v.begin, v.space_prefix)
+        assert [w.pieces[i] for i in v.text_ids.tolist()] == [v.pieces[i] for i in v.text_ids.tolist()]
+        assert w.ends.tolist() == v.ends.tolist()
+        text = DATA / "text-multilingual-dev.txt"
+        for each in [*CORPUS, *ODD[:-2], *([text.read_text(encoding="utf-8")] if text.is_file() else [])]:
+            assert tokenizer.encode(each) == model.encode(each)
+        for mark in list(v.marks.values())[:20]:
+            assert tokenizer.encode(mark.decode(), special=True) == model.encode(mark.decode(), special=True)
+    finally:
+        model.close()

@@ -211,12 +211,7 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
         model.hf_quantizer = None  # its weights are ordinary by now, and may be saved
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**at)
-        if GGUFHeader.read(path).metadata.get("tokenizer.ggml.pre") in DIGITS_ALONE:
-            from tokenizers import pre_tokenizers
-
-            steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        tokenizer = gguf_tokenizer(path, transformers)
         try:
             model.save_pretrained(new)
             tokenizer.save_pretrained(new)
@@ -228,6 +223,17 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return folder
+
+
+def gguf_tokenizer(path: Path, transformers: Any) -> Any:
+    """The tokenizer of a GGUF file, as transformers has it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    if GGUFHeader.read(path).metadata.get("tokenizer.ggml.pre") in DIGITS_ALONE:
+        from tokenizers import pre_tokenizers
+
+        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return tokenizer
 
 
 def _unwritable(folder: Path, exc: OSError) -> ModelFileError:
