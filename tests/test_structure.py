@@ -23,6 +23,8 @@ HOMES = {
     "typer": "cli.",
     "rich": "cli.",
     "llama_cpp": "members.llamacpp",
+    "tokenizers": "members.hf_fast",
+    "sentencepiece": "members.hf_slow",
 }
 """What others made -> how the names of the modules that may import it begin."""
 
