@@ -27,6 +27,8 @@ HOMES = {
     "transformers": "members.hf",
     "bitsandbytes": "members.hf",
     "gguf": "members.hf",
+    "tokenizers": "members.hf_fast",
+    "sentencepiece": "members.hf_slow",
 }
 """What others made -> how the names of the modules that may import it begin."""
 
