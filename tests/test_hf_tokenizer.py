@@ -1,371 +1,330 @@
-"""Hugging Face tokenizers on bytes: one small tokenizer of each family, trained here, and the real ones."""
-
 from __future__ import annotations
 
-import io
+import base64
+import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comparing import TEXT
 from conftest import SHARED
-from unisono.chat import readable
-from unisono.errors import ModelFileError, UnsupportedModel
-from unisono.members.fake import TableMember
-from unisono.vocabulary import Kind
-
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'unisono[hf]'")
-
-import sentencepiece
-import tiktoken
-import tokenizers
-import transformers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
-
+from gguf_files import byte_level
 from unisono.members.hf_loading import gguf_tokenizer
 from unisono.members.hf_tokenizer import HFTokenizer
 from unisono.members.llamacpp import LlamaCppMember
+from unisono.tokens import byte_token
+from unisono.vocabulary import Kind
 
-DATA = SHARED / "data"
+tokenizers: Any = pytest.importorskip("tokenizers")
+transformers: Any = pytest.importorskip("transformers")
+AddedToken, Regex, Tokenizer = tokenizers.AddedToken, tokenizers.Regex, tokenizers.Tokenizer
+models, normalizers, pre_tokenizers = tokenizers.models, tokenizers.normalizers, tokenizers.pre_tokenizers
+decoders, processors, trainers = tokenizers.decoders, tokenizers.processors, tokenizers.trainers
 
-CORPUS = [TEXT, "naïve café, 東京 へ行く, Привет мир, 👩‍💻 😀", "def f(x):\n        return x + 1\n", "  two  spaces "]
-
-CHAT = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
-
-
-def fast(backend: Any, **more: Any) -> Any:
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=CHAT, **more
-    )
-
-
-def byte_level(add_prefix_space: bool = False, nfc: bool = False) -> Any:
-    backend = tokenizers.Tokenizer(models.BPE())
-    if nfc:
-        backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    marks = ["<unk>", "<s>", "</s>", "<|im_end|>", "<|role|>"]
-    backend.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=marks, initial_alphabet=alphabet)
-    )
-    backend.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
-    return fast(backend)
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog, and the dog sleeps on.",
+    "def hello(name):\n    return 'hello ' + name\n\n\n",
+    "Der Fuchs sprang über den faulen Hund; é, ß, ñ, ø.",
+    "Быстрая лиса прыгает через ленивую собаку. 12345 67 8.",
+    "素早い茶色の狐が怠け者の犬を飛び越える。日本語の文章です。",
+    "  spaces  and   more    spaces\tand tabs\t\t",
+] * 4
 
 
-def split_level() -> Any:
-    """As newer models have it: a pattern first, and then bytes; with a BOS."""
-    backend = tokenizers.Tokenizer(models.BPE())
-    pattern = tokenizers.Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+")
-    split = pre_tokenizers.Split(pattern, behavior="isolated")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    backend.decoder = decoders.ByteLevel()
+# Tokenizers of every family
+
+
+def wrapped(tokenizer: Any, **more: Any) -> Any:
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **more)
+
+
+def trained_bpe(prefix: bool = False) -> Any:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=380, special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=500,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
-    backend.train_from_iterator(CORPUS, trainer)
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    return fast(backend)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    # As Qwen and GPT-NeoX have them: text that is cut out before anything else.
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("      ", normalized=True)])
+    tokenizer.add_special_tokens([AddedToken("<|user|>", rstrip=True, normalized=False)])
+    return tokenizer
 
 
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+def byte_level_bpe() -> Any:
+    return wrapped(trained_bpe(), eos_token="<|im_end|>", bos_token="<|endoftext|>")
 
 
-def sentencepiece_style(dummy: bool, metaspace: bool = False) -> Any:
-    """Llama 2's way with a dummy space, Gemma's without; both fall back to bytes."""
-    model = models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    backend = tokenizers.Tokenizer(model)
-    if metaspace:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first" if dummy else "never", split=False)
-    else:
-        steps = [normalizers.Prepend("▁")] if dummy else []
-        backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    trainer = trainers.BpeTrainer(
-        vocab_size=560, special_tokens=["<unk>", "<s>", "</s>", "<end_of_turn>", *BYTES], limit_alphabet=60
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    for byte in BYTES:  # they are no special tokens to the tokenizer itself
-        assert backend.token_to_id(byte) is not None
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return fast(_without_byte_marks(backend))
+def byte_level_bpe_with_a_space() -> Any:
+    return wrapped(trained_bpe(prefix=True), eos_token="<|endoftext|>")
 
 
-def _without_byte_marks(backend: Any) -> Any:
-    """The same tokenizer, in which bytes are ordinary tokens."""
-    state = json.loads(backend.to_str())
-    state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
-    return tokenizers.Tokenizer.from_str(json.dumps(state))
+def fallback_bpe(specials: Sequence[str]) -> Any:
+    """SentencePiece's BPE: special tokens, the 256 bytes, then what was learnt, with a mark for a space."""
+    learning = Tokenizer(models.BPE())
+    learning.normalizer = normalizers.Replace(" ", "▁")
+    learning.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    learnt = json.loads(learning.to_str())["model"]
+    names = [*specials, *map(byte_token, range(256)), *sorted(learnt["vocab"], key=learnt["vocab"].__getitem__)]
+    merges = [tuple(merge) for merge in learnt["merges"]]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    return models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+
+
+def beginning_with(tokenizer: Any, bos: str) -> Any:
+    return processors.TemplateProcessing(f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))])
+
+
+LLAMA = ["<unk>", "<s>", "</s>"]
+
+
+def llama_bpe() -> Any:
+    tokenizer = Tokenizer(fallback_bpe(LLAMA))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in LLAMA])
+    tokenizer.post_processor = beginning_with(tokenizer, "<s>")
+    return wrapped(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def metaspace_bpe() -> Any:
+    tokenizer = Tokenizer(fallback_bpe(LLAMA))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in LLAMA])
+    tokenizer.post_processor = beginning_with(tokenizer, "<s>")
+    return wrapped(tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def gemma_bpe() -> Any:
+    tokenizer = Tokenizer(fallback_bpe(["<pad>", "<eos>", "<bos>", "<unk>"]))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in specials])
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("▁▁", "\n\n", "<h1>", "<unused0>")])
+    tokenizer.post_processor = beginning_with(tokenizer, "<bos>")
+    return wrapped(tokenizer, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token="<pad>")
 
 
 def unigram(fallback: bool) -> Any:
-    """SentencePiece's Unigram, as transformers converts it, with its normalization."""
-    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
-    pieces += [(byte, -20.0) for byte in BYTES] if fallback else []
-    letters = sorted({c for text in CORPUS for c in text.replace(" ", "▁")})
-    pieces += [(letter, -8.0) for letter in letters] + [("▁the", -3.0), ("ing", -4.0), ("▁▁", -5.0), ("▁lamp", -4.5)]
-    backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=fallback))
-    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    backend.add_special_tokens(["<s>", "</s>", "<unk>"])
-    return fast(backend)
+    learning = Tokenizer(models.Unigram())
+    learning.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    learning.train_from_iterator(CORPUS, trainer)
+    entries = [(name, score) for name, score in json.loads(learning.to_str())["model"]["vocab"]]
+    if fallback:
+        entries += [(byte_token(byte), 0.0) for byte in range(256)]
+    tokenizer = Tokenizer(models.Unigram(entries, 0, fallback))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), "▁")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    return wrapped(tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
-class Slow:
-    """What transformers' slow SentencePiece tokenizers offer, ids moved as some of them do."""
+def unigram_with_bytes() -> Any:
+    return unigram(fallback=True)
+
+
+@lru_cache
+def ranks() -> dict[bytes, int]:
+    """What tiktoken's files hold: every byte, then what was learnt."""
+    learnt = json.loads(trained_bpe().to_str())["model"]["merges"]
+    alphabet = {byte_level(bytes([byte])): bytes([byte]) for byte in range(256)}
+    pieces = [bytes([byte]) for byte in range(256)]
+    pieces += [b"".join(alphabet[c] for c in "".join(merge)) for merge in learnt]
+    return {piece: rank for rank, piece in enumerate(dict.fromkeys(pieces))}
+
+
+def from_a_tiktoken_file(folder: Path) -> Any:
+    pytest.importorskip("tiktoken")
+    convert: Any = pytest.importorskip("transformers.convert_slow_tokenizer")
+    path = folder / "tokenizer.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(piece).decode()} {rank}\n" for piece, rank in ranks().items()))
+    converter = convert.TikTokenConverter(vocab_file=str(path))
+    converter.extra_special_tokens = converter.additional_special_tokens = ["<|endoftext|>", "<|im_end|>"]
+    return wrapped(converter.converted(), eos_token="<|endoftext|>")
+
+
+class OnTiktoken:
+    """A tokenizer like Qwen's first: Python around a tiktoken.Encoding."""
 
     chat_template = None
-    eos_token_id = 3
-    unk_token_id = 1
-    all_special_ids = (0, 1, 2, 3)
-    special_tokens_map: Mapping[str, str] = MappingProxyType({"bos_token": "<s>", "eos_token": "</s>"})
 
     def __init__(self) -> None:
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(CORPUS * 20), model_writer=model, vocab_size=340, byte_fallback=True,
-            model_type="bpe", character_coverage=0.98, minloglevel=2,
-        )  # fmt: skip
-        self.sp_model = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-        self.added_tokens_decoder = {0: AddedToken("<pad>", special=True), 341: AddedToken("<tool>", special=False)}
-
-    def get_vocab(self) -> dict[str, int]:
-        moved = {self.sp_model.IdToPiece(i): i + 1 for i in range(self.sp_model.GetPieceSize())}
-        return {**moved, "<pad>": 0, "<tool>": 341}
-
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        ids = [i + 1 for i in self.sp_model.EncodeAsIds(text)]
-        return {"input_ids": [2, *ids] if add_special_tokens else ids}
-
-
-class Tiktoken:
-    """What remote code with a tiktoken encoding inside looks like."""
-
-    chat_template = None
-    eos_token_id = 300
-    special_tokens_map: Mapping[str, str] = MappingProxyType({})
-
-    def __init__(self) -> None:
-        ranks = {bytes([b]): b for b in range(256)} | {b"th": 256, b"the": 257, b" the": 258, b"  ": 259, b" th": 260}
+        tiktoken = pytest.importorskip("tiktoken")
+        n = len(ranks())
         self.tokenizer = tiktoken.Encoding(
-            "own", pat_str=r" ?\S+|\s+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 300, "<|fim|>": 301}
+            "test",
+            pat_str=r"""[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+""",
+            mergeable_ranks=ranks(),
+            special_tokens={"<|endoftext|>": n, "<|im_end|>": n + 1},
         )
+        self.eos_token_id = n
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": self.tokenizer.encode_ordinary(text)}
+        return {"input_ids": self.tokenizer.encode(text)}
 
 
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "byte-level": byte_level,
-    "byte-level, prefix space": lambda: byte_level(add_prefix_space=True),
-    "byte-level, normalized": lambda: byte_level(nfc=True),
-    "split, then bytes": split_level,
-    "Llama 2": lambda: sentencepiece_style(dummy=True),
-    "Llama 2, Metaspace": lambda: sentencepiece_style(dummy=True, metaspace=True),
-    "Gemma": lambda: sentencepiece_style(dummy=False),
-    "Unigram": lambda: unigram(False),
-    "Unigram, bytes": lambda: unigram(True),
-    "slow SentencePiece": Slow,
-    "tiktoken": Tiktoken,
+def on_sentencepiece(folder: Path, kind: str = "bpe", fallback: bool = True) -> Any:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf")
+    prefix = folder / "tokenizer"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(" ".join(CORPUS).splitlines()),
+        model_prefix=str(prefix),
+        model_type=kind,
+        vocab_size=500 if fallback else 250,
+        byte_fallback=fallback,
+        user_defined_symbols=["<tool>"],
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    given = {"vocab_file": f"{prefix}.model", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    if transformers.__version__ < "5":
+        return importlib.import_module("transformers.models.llama.tokenization_llama").LlamaTokenizer(**given)
+    return importlib.import_module("transformers.tokenization_utils_sentencepiece").SentencePieceBackend(**given)
+
+
+ALL_BYTES = {
+    "byte-level BPE": byte_level_bpe,
+    "byte-level BPE, a space first": byte_level_bpe_with_a_space,
+    "Llama's BPE": llama_bpe,
+    "Metaspace BPE": metaspace_bpe,
+    "Gemma's BPE": gemma_bpe,
+    "Unigram with bytes": unigram_with_bytes,
+    "tiktoken file": from_a_tiktoken_file,
+    "tiktoken": OnTiktoken,
+    "SentencePiece BPE": on_sentencepiece,
+    "SentencePiece Unigram": lambda folder: on_sentencepiece(folder, "unigram"),
 }
-DUMMY_SPACE = {
-    "byte-level, prefix space",
-    "Llama 2",
-    "Llama 2, Metaspace",
-    "Unigram",
-    "Unigram, bytes",
-    "slow SentencePiece",
-}
-BOS = {
-    "split, then bytes": (1,),
-    "Llama 2": (1,),
-    "Llama 2, Metaspace": (1,),
-    "Gemma": (1,),
-    "slow SentencePiece": (2,),
+"""Families whose vocabularies write every byte."""
+
+SOME_BYTES = {
+    "Unigram": lambda: unigram(fallback=False),
+    "SentencePiece, no bytes": lambda folder: on_sentencepiece(folder, "unigram", fallback=False),
 }
 
-_made: dict[str, HFTokenizer] = {}
+Loaded = tuple[Any, HFTokenizer]
+"""transformers' own, and ours."""
 
 
-def made(family: str) -> HFTokenizer:
-    if family not in _made:
-        _made[family] = HFTokenizer(FAMILIES[family](), n_ids=700, ends=[], where="the model")
-    return _made[family]
+def read(tokenizer: Any, n_ids: int | None = None, ends: Sequence[int] = ()) -> HFTokenizer:
+    return HFTokenizer(tokenizer, n_ids=1000 if n_ids is None else n_ids, ends=ends, where="models/test")
 
 
-def member(tokenizer: HFTokenizer) -> TableMember:
-    out = TableMember("m", tokenizer.vocabulary, {})
-    out.encode = tokenizer.encode  # type: ignore[method-assign]
-    return out
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
+    made: dict[str, Loaded] = {}
+
+    def load_it(family: str) -> Loaded:
+        if family not in made:
+            make: Any = {**ALL_BYTES, **SOME_BYTES}[family]
+            takes_a_folder = make not in (OnTiktoken,) and make.__code__.co_argcount > 0
+            theirs = make(tmp_path_factory.mktemp("tokenizer")) if takes_a_folder else make()
+            made[family] = (theirs, read(theirs))
+        return made[family]
+
+    return load_it
 
 
-@pytest.fixture(params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=list(ALL_BYTES))
+def every_byte(request: pytest.FixtureRequest, load: Callable[[str], Loaded]) -> Loaded:
+    return load(request.param)
 
 
-ODD = [
-    "",
-    " ",
-    "a",
-    " a",
-    "  a  b ",
-    "\n\n\t",
-    "e\u0301 é ﬁ ½ İ ẞ",
-    "👩‍💻👍🏽",
-    "語 ไทย ελ",
-    "</s> <s> <unk> <|im_end|>",
-    "<tool> x <tool>",
-]
+@pytest.fixture(scope="module", params=[*ALL_BYTES, *SOME_BYTES])
+def any_family(request: pytest.FixtureRequest, load: Callable[[str], Loaded]) -> Loaded:
+    return load(request.param)
 
 
-@pytest.mark.parametrize("text", [*CORPUS, *ODD])
-def test_the_pieces_of_a_texts_ids_joined_are_its_bytes(family: str, text: str) -> None:
-    tokenizer = made(family)
-    if family == "Unigram" and not set(text) <= set("".join(CORPUS)):
-        pytest.skip("a vocabulary without bytes lacks most characters")
-    ids = tokenizer.encode(text)
-    assert tokenizer.vocabulary.join(ids) == text.encode()
-    assert set(tokenizer.vocabulary.kinds[ids].tolist()) <= {Kind.TEXT, Kind.BYTE}
+# Texts
+
+AWKWARD = [
+    " ", "  ", "       ", "\n", "\n\n", "\t", "\r\n", "▁", "▁▁", "Ġ", "<0x0A>", "<0xE2>", "<unk>", "<s>", "</s>",
+    "<eos>", "<|im_end|>", "<|endoftext|>", "<|user|>", "<end_of_turn>", "<tool_call>", "<tool>", "<h1>", "<unused0>",
+    "<pad>", "e\u0301", "é", "ﬁ", "Ａ", "½", "the", " quick", "日本", "犬", "лиса", "☃", "👨‍👩‍👧", "12", "A",
+    "\x00", "\x7f", "\u2028", "\ufeff",
+]  # fmt: skip
+"""What tokenizers like to change, drop, or take for something else."""
+
+TEXTS = st.one_of(st.text(), st.lists(st.sampled_from(AWKWARD) | st.text(max_size=4)).map("".join))
+
+WORDS = st.lists(st.sampled_from(["the", "quick", "fox", "Hund", "über", "лиса", "собаку", "日本語", "def", "hello("]))
 
 
-@given(
-    st.sampled_from(sorted(set(FAMILIES) - {"Unigram"})), st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-)
-def test_any_text_is_spelled_as_it_stands(family: str, text: str) -> None:
-    tokenizer = made(family)
-    assert tokenizer.vocabulary.join(readable(member(tokenizer), text)) == text.encode()
-    if "▁" not in text:
-        assert tokenizer.vocabulary.join(tokenizer.encode(text)) == text.encode()
+@settings(deadline=None)
+@given(text=TEXTS)
+def test_the_pieces_of_a_texts_ids_joined_are_its_bytes(every_byte: Loaded, text: str) -> None:
+    _, ours = every_byte
+    assert ours.vocabulary.join(ours.encode(text)) == text.encode()
 
 
-def test_in_the_midst_of_a_text_the_tokens_are_the_tokenizers_own(family: str) -> None:
-    """After a line break the original reads on without a dummy space."""
-    if "normalized" in family or family == "Unigram":
-        pytest.skip("the original changes the text")
-    original, tokenizer = FAMILIES[family](), made(family)
-    for text in [TEXT.replace("\n", " ").strip(), "the ships and the lamp", " the lamp the ships"]:
-        ids = list(original(text, add_special_tokens=False)["input_ids"])
-        again = tokenizer.encode(" " + text if family in DUMMY_SPACE and not text.startswith(" ") else text)
-        if family in DUMMY_SPACE and text.startswith(" "):
-            continue  # its dummy space is a second one
-        assert again == ids
+@settings(deadline=None)
+@given(text=TEXTS)
+def test_text_never_becomes_an_end_or_a_control_token(any_family: Loaded, text: str) -> None:
+    _, ours = any_family
+    assert all(ours.vocabulary.kinds[i] <= Kind.BYTE for i in ours.encode(text))
 
 
-def test_a_dummy_space_and_a_bos_are_found(family: str) -> None:
-    v = made(family).vocabulary
-    assert v.space_prefix == (family in DUMMY_SPACE)
-    assert v.begin == BOS.get(family, ())
+@settings(deadline=None)
+@given(text=st.lists(st.sampled_from([" ", "  ", "the", "fox", "日本", "</s>", "A", "▁", "é"])).map("".join))
+def test_a_vocabulary_that_lacks_bytes_writes_what_it_can(load: Callable[[str], Loaded], text: str) -> None:
+    for family in SOME_BYTES:
+        _, ours = load(family)
+        missing = [c for c in text if c not in "".join(CORPUS)]
+        if not missing:
+            assert ours.vocabulary.join(ours.encode(text)) == text.encode()
 
 
-def test_control_tokens_are_read_only_where_asked_for(family: str) -> None:
-    tokenizer = made(family)
-    v = tokenizer.vocabulary
-    assert v.marks and v.ends.size
-    for i, mark in v.marks.items():
-        if mark.decode() in ("<unk>",):
-            continue
-        text = mark.decode()
-        if family != "Unigram":
-            assert v.join(tokenizer.encode(f"a{text}a")) == f"a{text}a".encode()
-        ids = tokenizer.encode(f"a{text}a", special=True)
-        assert ids.count(i) == 1 or family == "slow SentencePiece"
+@settings(deadline=None)
+@given(words=WORDS)
+def test_in_the_midst_of_a_text_the_tokens_are_the_tokenizers_own(any_family: Loaded, words: list[str]) -> None:
+    theirs, ours = any_family
+    before, text = "☃", " ".join(["the", *words])
+    whole = theirs(before + text, add_special_tokens=False)["input_ids"]
+    ids = ours.encode(text)
+    assert whole[len(whole) - len(ids) :] == ids
 
 
-def test_ids_beyond_the_tokenizer_are_control_tokens(family: str) -> None:
-    v = made(family).vocabulary
-    assert v.n_ids == 700
-    assert v.kinds[699] == Kind.CONTROL and v.pieces[699] == b""
+@pytest.mark.parametrize("text", ["a\ud800", "\udfff"])
+def test_half_a_surrogate_pair_is_no_text(any_family: Loaded, text: str) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        any_family[1].encode(text)
 
 
-def test_turn_ends_are_ends_and_text_that_was_added_is_text() -> None:
-    v = made("byte-level").vocabulary
-    named = {v.marks[i].decode() for i in v.ends.tolist()}
-    assert named == {"</s>", "<|im_end|>"}
-    assert v.canonical[b"<tool>"] in made("byte-level").encode("x<tool>y")
-    more = HFTokenizer(byte_level(), n_ids=700, ends=[4], where="the model").vocabulary
-    assert more.kinds[4] == Kind.END
+# Tables
 
 
-def test_bytes_are_what_a_vocabulary_falls_back_to() -> None:
-    for family in ("Llama 2", "Gemma", "Unigram, bytes", "slow SentencePiece"):
-        v = made(family).vocabulary
-        assert (v.kinds == Kind.BYTE).sum() == 256
-        assert not v.missing_bytes
+def kinds(ours: HFTokenizer, *names: str) -> list[int]:
+    """The kind of the id that each name spells, in a tokenizer with a control token or a piece for each."""
+    by_name = {piece.decode(errors="replace"): i for i, piece in enumerate(ours.vocabulary.pieces) if piece}
+    by_name |= {mark.decode(): i for i, mark in ours.vocabulary.marks.items()}
+    return [int(ours.vocabulary.kinds[by_name[name]]) for name in names]
 
 
-def test_a_chat_template_comes_with_the_tokens_that_it_names() -> None:
-    template = made("byte-level").chat_template
-    assert template is not None
-    assert template.source == CHAT
-    assert template.tokens["eos_token"] == "</s>"
-    assert made("tiktoken").chat_template is None
-
-
-def word_piece() -> Any:
-    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
-
-
-def word_level() -> Any:
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-
-
-def end_of_word() -> Any:
-    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "a</w>": 1}, [], end_of_word_suffix="</w>"))
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
-def dropping() -> Any:
-    backend = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (word_piece, "kind WordPiece"),
-        (word_level, "kind WordLevel"),
-        (end_of_word, "marks the ends of words"),
-        (dropping, r"drops white space \(Whitespace\)"),
-    ],
-)
-def test_tokens_that_are_not_bytes_of_the_text_are_refused_with_the_reason(make: Callable[[], Any], said: str) -> None:
-    with pytest.raises(UnsupportedModel, match=said):
-        HFTokenizer(make(), n_ids=10, ends=[], where="the model")
-
-
-def test_a_tokenizer_larger_than_its_model_is_refused() -> None:
-    with pytest.raises(ModelFileError, match="the model knows only 50"):
-        HFTokenizer(byte_level(), n_ids=50, ends=[], where="the model")
-
-
-def test_one_of_an_unknown_kind_is_refused() -> None:
-    class Strange:
-        eos_token_id = None
-
-        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-            return {"input_ids": [0]}
-
-    with pytest.raises(UnsupportedModel, match="Strange"):
-        HFTokenizer(Strange(), n_ids=10, ends=[], where="the model")
-    with pytest.raises(ModelFileError, match="cannot be read"):
-        HFTokenizer(object(), n_ids=10, ends=[], where="the model")
-
-
-def test_a_lone_surrogate_is_no_text() -> None:
-    with pytest.raises(ValueError, match="surrogates"):
-        made("byte-level").encode("a\ud800")
+def test_byte_level_tokens_are_read_as_bytes(load: Callable[[str], Loaded]) -> None:
+    theirs, ours = load("byte-level BPE")
+    v = ours.vocabulary
+    for name, i in theirs.backend_tokenizer.get_vocab(with_added_tokens=False).items():
+        if i > 2:
+            assert byte_level(v.pieces[i]) == name
+    assert kinds(ours, "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|user|>") == [2, 3, 2, 3]
+    assert kinds(ours, "<tool_call>", "      ") == [Kind.TEXT, Kind.TEXT]
+    assert v.missing_bytes == ()
 
 
 # Real tokenizers
@@ -386,8 +345,8 @@ def test_a_real_tokenizer_agrees_with_llama_cpps_on_every_token(
         assert (w.begin, w.space_prefix) == (v.begin, v.space_prefix)
         assert [w.pieces[i] for i in v.text_ids.tolist()] == [v.pieces[i] for i in v.text_ids.tolist()]
         assert w.ends.tolist() == v.ends.tolist()
-        text = DATA / "text-multilingual-dev.txt"
-        for each in [*CORPUS, *ODD[:-2], *([text.read_text(encoding="utf-8")] if text.is_file() else [])]:
+        text = SHARED / "data" / "text-multilingual-dev.txt"
+        for each in [*CORPUS, *([text.read_text(encoding="utf-8")] if text.is_file() else [])]:
             assert tokenizer.encode(each) == model.encode(each)
         for mark in list(v.marks.values())[:20]:
             assert tokenizer.encode(mark.decode(), special=True) == model.encode(mark.decode(), special=True)
