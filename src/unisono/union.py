@@ -180,6 +180,7 @@ class Shares:
 
     def at_least(self, share: float) -> IntArray:
         """int64[n]: the union ids that have this share or more."""
+        share = min(share, float(np.finfo(self.values.dtype).max))  # of a member whose weight is next to nothing
         portions = np.flatnonzero(self._tops >= share).tolist()
         found = [k * PORTION + np.flatnonzero(self.values[k * PORTION : (k + 1) * PORTION] >= share) for k in portions]
         return self._projection.own[np.concatenate(found)] if found else np.empty(0, dtype=np.int64)
