@@ -488,8 +488,12 @@ def test_an_amateur_cannot_be_the_gate() -> None:
 @pytest.mark.parametrize("top", [0.0, 40.0, 60.0])
 def test_weights_as_far_apart_as_they_may_be_are_pooled_without_a_warning(weights: list[float], top: float) -> None:
     v = Vocabulary.build([b"a", b"b", b"c"])
-    first, second = (np.array(row, dtype=np.float32) for row in ([top, top - 1, -top], [-top, 0, top]))
-    members = [TableMember("one", v, lambda ids: first), TableMember("two", v, lambda ids: second)]
+
+    def wanting(name: str, row: list[float]) -> TableMember:
+        logits: Any = np.array(row, dtype=np.float32)
+        return TableMember(name, v, lambda ids: logits)
+
+    members = [wanting("one", [top, top - 1, -top]), wanting("two", [-top, 0, top])]
     chosen = Ensemble(members, weights, vote="pieces").generate("a", max_tokens=1).run()
     if top:
         assert chosen == ("a" if weights[0] > weights[1] else "c")
