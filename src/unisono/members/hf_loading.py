@@ -188,7 +188,8 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)
-    folder = cache.folder() / "models" / f"{path.stem[:40]}-hf{FORMAT}-{digest.hexdigest()[:16]}"
+    major = transformers.__version__.partition(".")[0]  # an older one cannot read what a newer one writes
+    folder = cache.folder() / "models" / f"{path.stem[:40]}-hf{FORMAT}.{major}-{digest.hexdigest()[:16]}"
     if folder.is_dir():
         return folder
     at = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
