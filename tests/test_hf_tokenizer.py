@@ -8,12 +8,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import SHARED
 from gguf_files import byte_level
+from unisono.errors import ModelFileError, UnsupportedModel
+from unisono.members.hf_fast import FastTokens
 from unisono.members.hf_loading import gguf_tokenizer
 from unisono.members.hf_tokenizer import HFTokenizer
 from unisono.members.llamacpp import LlamaCppMember
@@ -57,6 +60,7 @@ def trained_bpe(prefix: bool = False) -> Any:
     tokenizer.train_from_iterator(CORPUS, trainer)
     # As Qwen and GPT-NeoX have them: text that is cut out before anything else.
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("      ", normalized=True)])
+    tokenizer.add_tokens([AddedToken("<keep>", lstrip=True, rstrip=True), AddedToken("word", single_word=True)])
     tokenizer.add_special_tokens([AddedToken("<|user|>", rstrip=True, normalized=False)])
     return tokenizer
 
@@ -66,7 +70,7 @@ def byte_level_bpe() -> Any:
 
 
 def byte_level_bpe_with_a_space() -> Any:
-    return wrapped(trained_bpe(prefix=True), eos_token="<|endoftext|>")
+    return wrapped(trained_bpe(prefix=True), eos_token="<|endoftext|>", add_prefix_space=True)
 
 
 def fallback_bpe(specials: Sequence[str]) -> Any:
@@ -257,7 +261,7 @@ AWKWARD = [
     " ", "  ", "       ", "\n", "\n\n", "\t", "\r\n", "▁", "▁▁", "Ġ", "<0x0A>", "<0xE2>", "<unk>", "<s>", "</s>",
     "<eos>", "<|im_end|>", "<|endoftext|>", "<|user|>", "<end_of_turn>", "<tool_call>", "<tool>", "<h1>", "<unused0>",
     "<pad>", "e\u0301", "é", "ﬁ", "Ａ", "½", "the", " quick", "日本", "犬", "лиса", "☃", "👨‍👩‍👧", "12", "A",
-    "\x00", "\x7f", "\u2028", "\ufeff",
+    "<keep>", "word", "\x00", "\x7f", "\u2028", "\ufeff",
 ]  # fmt: skip
 """What tokenizers like to change, drop, or take for something else."""
 
@@ -309,46 +313,297 @@ def test_half_a_surrogate_pair_is_no_text(any_family: Loaded, text: str) -> None
 # Tables
 
 
+def spelled(ours: HFTokenizer, name: str) -> int:
+    """The one id that is a control token or an end of this name, or has this piece."""
+    v, data = ours.vocabulary, name.encode()
+    [i] = [i for i in range(v.n_ids) if v.marks.get(i, v.pieces[i]) == data]
+    return i
+
+
 def kinds(ours: HFTokenizer, *names: str) -> list[int]:
-    """The kind of the id that each name spells, in a tokenizer with a control token or a piece for each."""
-    by_name = {piece.decode(errors="replace"): i for i, piece in enumerate(ours.vocabulary.pieces) if piece}
-    by_name |= {mark.decode(): i for i, mark in ours.vocabulary.marks.items()}
-    return [int(ours.vocabulary.kinds[by_name[name]]) for name in names]
+    return [int(ours.vocabulary.kinds[spelled(ours, name)]) for name in names]
 
 
 def test_byte_level_tokens_are_read_as_bytes(load: Callable[[str], Loaded]) -> None:
     theirs, ours = load("byte-level BPE")
-    v = ours.vocabulary
     for name, i in theirs.backend_tokenizer.get_vocab(with_added_tokens=False).items():
         if i > 2:
-            assert byte_level(v.pieces[i]) == name
+            assert byte_level(ours.vocabulary.pieces[i]) == name
     assert kinds(ours, "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|user|>") == [2, 3, 2, 3]
-    assert kinds(ours, "<tool_call>", "      ") == [Kind.TEXT, Kind.TEXT]
-    assert v.missing_bytes == ()
+    assert kinds(ours, "<tool_call>", "      ", "<keep>") == [Kind.TEXT] * 3
+    assert ours.vocabulary.missing_bytes == ()
 
 
-# Real tokenizers
+@pytest.mark.parametrize("family", ["Llama's BPE", "Metaspace BPE", "Unigram with bytes", "SentencePiece BPE"])
+def test_marks_are_read_as_spaces_and_names_of_bytes_as_bytes(load: Callable[[str], Loaded], family: str) -> None:
+    theirs, ours = load(family)
+    v = ours.vocabulary
+    for i in v.text_ids.tolist():
+        name = theirs.convert_ids_to_tokens(i)
+        if v.kinds[i] == Kind.BYTE:
+            assert name == byte_token(v.pieces[i][0])
+        else:
+            assert name == v.pieces[i].decode().replace(" ", "▁")
+    assert np.count_nonzero(v.kinds == Kind.BYTE) == 256
+    assert kinds(ours, "<unk>", "</s>") == [Kind.CONTROL, Kind.END]
+
+
+def test_added_tokens_that_are_text_are_text(load: Callable[[str], Loaded]) -> None:
+    theirs, ours = load("Gemma's BPE")
+    assert ours.vocabulary.pieces[theirs.convert_tokens_to_ids("▁▁")] == b"  "
+    assert ours.vocabulary.pieces[theirs.convert_tokens_to_ids("<h1>")] == b"<h1>"
+    assert ours.encode("a<h1>b")[1] == theirs.convert_tokens_to_ids("<h1>")
+    assert kinds(ours, "<h1>", "<unused0>", "<end_of_turn>", "<start_of_turn>", "<eos>") == [0, 3, 2, 3, 2]
+
+
+def test_a_name_that_stands_twice_in_a_unigram_table_has_two_ids_of_one_piece() -> None:
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("a", -2.0)], 0))
+    v = read(wrapped(tokenizer), 3).vocabulary
+    assert (v.pieces, v.kinds.tolist()) == ([b"", b"a", b"a"], [Kind.CONTROL, Kind.TEXT, Kind.TEXT])
+
+
+@pytest.mark.parametrize(
+    ("family", "begin", "space"),
+    [
+        ("byte-level BPE", None, False),
+        ("byte-level BPE, a space first", None, True),
+        ("Llama's BPE", "<s>", True),
+        ("Metaspace BPE", "<s>", True),
+        ("Gemma's BPE", "<bos>", False),
+        ("Unigram with bytes", None, True),  # it puts an end behind a text, which is no beginning
+        ("tiktoken file", None, False),
+        ("tiktoken", None, False),
+        ("SentencePiece BPE", None if transformers.__version__ >= "5" else "<s>", True),
+    ],
+)
+def test_a_text_begins_as_the_tokenizer_begins_it(
+    load: Callable[[str], Loaded], family: str, begin: str | None, space: bool
+) -> None:
+    _, ours = load(family)
+    v = ours.vocabulary
+    assert (v.begin, v.space_prefix) == (() if begin is None else (spelled(ours, begin),), space)
+
+
+def test_a_tokenizer_that_only_says_that_it_wants_a_bos_gets_one() -> None:
+    tokenizer = OnTiktoken()
+    tokenizer.add_bos_token, tokenizer.bos_token_id = True, tokenizer.eos_token_id  # type: ignore[attr-defined]
+    assert read(tokenizer).vocabulary.begin == (tokenizer.eos_token_id,)
+
+
+def test_ids_beyond_the_tokenizer_are_control_tokens() -> None:
+    theirs = byte_level_bpe()
+    v = read(theirs, len(theirs) + 3).vocabulary
+    assert v.n_ids == len(theirs) + 3
+    assert v.kinds[-3:].tolist() == [Kind.CONTROL] * 3
+
+
+def test_ends_come_from_the_models_files_the_tokenizer_and_the_names_of_turn_ends() -> None:
+    theirs = byte_level_bpe()
+    theirs.eos_token = "<|im_start|>"
+    ours = read(theirs, ends=[spelled(read(theirs), "<|user|>"), 10**6])
+    assert kinds(ours, "<|im_start|>", "<|user|>", "<|im_end|>", "<|endoftext|>") == [Kind.END] * 4
+
+
+def test_an_end_between_messages_is_no_end_of_a_turn() -> None:
+    tokenizer = trained_bpe()
+    tokenizer.add_special_tokens(["<|end|>"])
+    assert kinds(read(wrapped(tokenizer)), "<|end|>") == [Kind.END]
+    tokenizer.add_special_tokens(["<|return|>", "<|call|>"])
+    assert kinds(read(wrapped(tokenizer)), "<|end|>", "<|return|>", "<|call|>") == [3, 2, 2]
+
+
+# Encoding
+
+
+@pytest.mark.parametrize("family", [*ALL_BYTES, *SOME_BYTES])
+def test_the_spelling_of_a_control_token_becomes_that_token_where_it_may(
+    load: Callable[[str], Loaded], family: str
+) -> None:
+    _, ours = load(family)
+    end = int(ours.vocabulary.ends[0])
+    mark = ours.vocabulary.marks[end].decode()
+    assert ours.encode(f"the{mark}fox", special=True) == [*ours.encode("the"), end, *ours.encode("fox")]
+    assert end not in ours.encode(f"the{mark}fox")
+
+
+def test_a_control_token_takes_the_spaces_that_the_model_never_saw_and_text_keeps_them() -> None:
+    ours = read(byte_level_bpe())
+    user = spelled(ours, "<|user|>")
+    assert ours.encode("<|user|>\nthe", special=True) == [user, *ours.encode("the")]
+    assert ours.vocabulary.join(ours.encode("a  <keep>  b")) == b"a  <keep>  b"
+    assert spelled(ours, "<keep>") in ours.encode("a  <keep>  b")
+
+
+@pytest.mark.parametrize("text", ["▁", "a▁b  ▁▁", "<0x41>", "</s>", "x</s>y", "<unk>"])
+@pytest.mark.parametrize("family", ["Llama's BPE", "Gemma's BPE", "Unigram with bytes", "SentencePiece Unigram"])
+def test_what_a_tokenizer_takes_for_something_else_is_read_as_it_stands(
+    load: Callable[[str], Loaded], family: str, text: str
+) -> None:
+    _, ours = load(family)
+    assert ours.vocabulary.join(ours.encode(text)) == text.encode()
+
+
+def test_a_name_in_a_text_leaves_the_rest_to_the_tokenizer(load: Callable[[str], Loaded]) -> None:
+    _, ours = load("Llama's BPE")
+    mark = [spelled_byte(ours, byte) for byte in "▁".encode()]
+    assert ours.encode("the dog▁the fox") == [*ours.encode("the dog"), *mark, *ours.encode("the fox")]
+
+
+def spelled_byte(ours: HFTokenizer, byte: int) -> int:
+    v = ours.vocabulary
+    [i] = [i for i in range(v.n_ids) if v.kinds[i] == Kind.BYTE and v.pieces[i] == bytes([byte])]
+    return i
+
+
+def test_dropout_is_left_out() -> None:
+    theirs = byte_level_bpe()
+    once = read(theirs).encode(CORPUS[0])
+    theirs.backend_tokenizer.model.dropout = 0.9
+    ours = read(theirs)
+    assert all(ours.encode(CORPUS[0]) == once for _ in range(20))
+    assert theirs.backend_tokenizer.model.dropout == pytest.approx(0.9)
+
+
+def test_reading_leaves_the_tokenizer_as_it_was(any_family: Loaded) -> None:
+    theirs, _ = any_family
+    if (backend := getattr(theirs, "backend_tokenizer", None)) is None:
+        pytest.skip("no tokenizer of the library")
+    before = backend.to_str()
+    read(theirs).encode("the fox </s>", special=True)
+    assert backend.to_str() == before
+
+
+# Chat templates
+
+
+def test_a_chat_template_comes_with_the_tokens_it_may_name() -> None:
+    theirs = gemma_bpe()
+    assert read(theirs).chat_template is None
+    theirs.chat_template = "{{ bos_token }}"
+    template = read(theirs).chat_template
+    assert template is not None and template.source == "{{ bos_token }}"
+    assert template.tokens == {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    }
+
+
+def test_of_several_chat_templates_the_default_is_taken() -> None:
+    theirs = byte_level_bpe()
+    theirs.chat_template = {"default": "plain", "tool_use": "tools"}
+    template = read(theirs).chat_template
+    assert template is not None and template.source == "plain"
+
+
+# What cannot take part
+
+
+def word_piece() -> Any:
+    return Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##a": 2}, unk_token="[UNK]"))
+
+
+def word_level() -> Any:
+    return Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+
+
+def with_word_ends() -> Any:
+    return Tokenizer(models.BPE({"a</w>": 0, "a": 1}, [], end_of_word_suffix="</w>"))
+
+
+def without_spaces() -> Any:
+    tokenizer = Tokenizer(models.BPE({"a": 0}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+class Cutter:
+    def pre_tokenize(self, text: Any) -> None:
+        pass
+
+
+def in_python() -> Any:
+    tokenizer = trained_bpe()
+    tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Cutter())
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (word_piece, "'WordPiece'"),
+        (word_level, "'WordLevel'"),
+        (with_word_ends, "ends of words"),
+        (without_spaces, "leaves out spaces"),
+        (in_python, "of its own in Python"),
+    ],
+)
+def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused_with_the_reason(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UnsupportedModel, match=said) as caught:
+        FastTokens(make(), 1000, "models/test")
+    assert "models/test" in str(caught.value)
+
+
+def test_a_tokenizer_without_tables_is_refused_with_the_mend() -> None:
+    with pytest.raises(UnsupportedModel, match=r"ByT5Tokenizer.*tokenizer\.json"):
+        read(transformers.ByT5Tokenizer())
+
+
+@pytest.mark.parametrize("make", [byte_level_bpe, gemma_bpe, unigram_with_bytes, OnTiktoken])
+def test_text_that_the_model_does_not_know_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(UnsupportedModel, match="tokens end at 199"):
+        read(make(), 200)
+
+
+def test_control_tokens_that_the_model_does_not_know_stay_text() -> None:
+    theirs = byte_level_bpe()
+    n = len(theirs)
+    theirs.add_special_tokens({"pad_token": "<|late|>"})
+    assert read(theirs, n).vocabulary.n_ids == n
+    assert read(theirs, n + 1).encode("<|late|>", special=True) == [n]
+    assert max(read(theirs, n).encode("<|late|>", special=True)) < n
+
+
+@pytest.mark.parametrize("lacking", ["tokenizer", "__call__", "chat_template"])
+def test_an_odd_tokenizer_is_refused_by_name(lacking: str) -> None:
+    class Odd(OnTiktoken):
+        def __getattribute__(self, name: str) -> Any:
+            if name == lacking and lacking != "chat_template":
+                raise KeyError(name)
+            return super().__getattribute__(name)
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            return {} if lacking == "__call__" else super().__call__(text)
+
+    tokenizer = Odd()
+    if lacking == "chat_template":
+        tokenizer.chat_template = "{{ bos_token }}"  # type: ignore[assignment]  # but no special_tokens_map
+    with pytest.raises(ModelFileError, match="models/test is damaged"):
+        read(tokenizer)
+
+
+# Real tokenizers, as transformers reads them from the GGUF files of the models that llama.cpp reads too
 
 
 @pytest.mark.models
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m", "qwen"])
-def test_a_real_tokenizer_agrees_with_llama_cpps_on_every_token(
-    model_file: Callable[[str], Path], load_model: Callable[..., LlamaCppMember], name: str
+def test_a_model_has_the_same_tokens_through_transformers_and_through_llama_cpp(
+    name: str, model_file: Callable[[str], Path], open_model: Callable[..., LlamaCppMember]
 ) -> None:
+    pytest.importorskip("gguf")
     path = model_file(name)
-    model = load_model(name, n_ctx=64, n_batch=8, n_contexts=1)
-    try:
-        v = model.vocabulary
-        tokenizer = HFTokenizer(gguf_tokenizer(path, transformers), n_ids=v.n_ids, ends=[], where=name)
-        w = tokenizer.vocabulary
-        assert (w.begin, w.space_prefix) == (v.begin, v.space_prefix)
-        assert [w.pieces[i] for i in v.text_ids.tolist()] == [v.pieces[i] for i in v.text_ids.tolist()]
-        assert w.ends.tolist() == v.ends.tolist()
-        text = SHARED / "data" / "text-multilingual-dev.txt"
-        for each in [*CORPUS, *([text.read_text(encoding="utf-8")] if text.is_file() else [])]:
-            assert tokenizer.encode(each) == model.encode(each)
-        for mark in list(v.marks.values())[:20]:
-            assert tokenizer.encode(mark.decode(), special=True) == model.encode(mark.decode(), special=True)
-    finally:
-        model.close()
+    theirs = gguf_tokenizer(path, transformers)
+    member = open_model(name, n_ctx=64, n_batch=8, n_contexts=1)
+    ours = read(theirs, member.vocabulary.n_ids)
+    v, w = ours.vocabulary, member.vocabulary
+    assert (v.begin, v.space_prefix) == (w.begin, w.space_prefix)
+    # Padding, which transformers takes for text as it reads the file; the model's own files do not have it.
+    padding = {i for i, mark in w.marks.items() if mark.startswith(b"[PAD")}
+    differing = [i for i in range(v.n_ids) if (v.pieces[i], v.kinds[i]) != (w.pieces[i], w.kinds[i])]
+    assert set(differing) <= padding
+    text = SHARED / "data" / "text-multilingual-dev.txt"
+    if not text.is_file():
+        pytest.skip(f"{text.name} lies in ../shared/data on some machines only")
+    for part in [text.read_text(encoding="utf-8"), *text.read_text(encoding="utf-8").splitlines(keepends=True)]:
+        assert ours.encode(part) == member.encode(part)

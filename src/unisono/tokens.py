@@ -1,4 +1,5 @@
-"""How tokenizers write bytes in their tables: the byte-level alphabet, SentencePiece's mark for a space, <0xNN>."""
+"""How tokenizers write bytes in their tables: the byte-level alphabet, SentencePiece's mark for a space, <0xNN>; and
+which names are no text."""
 
 from __future__ import annotations
 
@@ -67,3 +68,16 @@ def _to_latin1() -> dict[int, int]:
     # What the alphabet does not use maps beyond latin-1, so that encoding refuses it.
     table = {ord(c): b for c, b in byte_alphabet().items()}
     return {c: 0xFFFD for c in range(256) if c not in table} | table
+
+
+def looks_like_control(name: str) -> bool:
+    """Whether an added token is a role mark or the like, even where the tokenizer does not say that it is special
+    (DeepSeek's <｜User｜>, Gemma's <unused7>).
+
+    >>> looks_like_control("<|user|>"), looks_like_control("<tool_call>")
+    (True, False)
+    """
+    around = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
+    return name in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or any(
+        name.startswith(before) and name.endswith(behind) for before, behind in around
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono.errors import ModelFileError, UnsupportedModel
-from unisono.tokens import byte_level_pieces, byte_token
+from unisono.tokens import byte_level_pieces, byte_token, looks_like_control
 from unisono.vocabulary import Kind
 
 KINDS = ("BPE", "Unigram")
@@ -24,6 +24,8 @@ Part = dict[str, Any]
 
 class FastTokens:
     """The tables of a tokenizer, and its encoder without anything that changes the text.
+
+    262,144 tokens take less than a second. There is no cache on disk: to hash what the library holds takes as long.
 
     Args:
         tokenizer: A tokenizers.Tokenizer; it stays as it is.
@@ -68,7 +70,7 @@ class FastTokens:
             self._read_bytes(known)
         if unknown is not None and unknown < n_ids:
             self.kinds[unknown] = Kind.CONTROL
-        self._added = list(self._read_added(tokenizer, known))
+        self._added = list(self._read_added(tokenizer, known, any(map(_writes_spaces, normalizers))))
         skeleton = _skeleton(normalizers, cutters)
         self._encoders = {special: self._encoder(skeleton, model, state, special) for special in (False, True)}
 
@@ -113,8 +115,8 @@ class FastTokens:
             if i is not None and i < len(self.pieces):
                 self.pieces[i], self.kinds[i] = bytes([byte]), Kind.BYTE
 
-    def _read_added(self, tokenizer: Any, known: Mapping[str, int]) -> Iterator[tuple[int, Any]]:
-        """The added tokens that the model knows, by id."""
+    def _read_added(self, tokenizer: Any, known: Mapping[str, int], normalized: bool) -> Iterator[tuple[int, Any]]:
+        """The added tokens that the model knows, by id. `normalized`: the normalizer writes marks for spaces."""
         from tokenizers import AddedToken
 
         n_ids = len(self.pieces)
@@ -128,8 +130,8 @@ class FastTokens:
                 continue
             if self.kinds[i] == Kind.BYTE:
                 continue
-            # What the tokenizer looks for after its normalizer holds the mark where the text holds a space.
-            marked = self.space_mark and not control and (token.normalized or content in known)
+            # A name that the model itself writes, or that is looked for after the normalizer, has marks for spaces.
+            marked = self.space_mark and not control and (content in known or (normalized and token.normalized))
             self.pieces[i] = (content.replace(self.space_mark, " ") if marked else content).encode()
             self.kinds[i] = Kind.CONTROL if control else Kind.TEXT
             yield (
@@ -168,19 +170,6 @@ class FastTokens:
                     f" but reads it as {encoder.token_to_id(token.content)}. Fetch it again."
                 )
         return encoder
-
-
-def looks_like_control(name: str) -> bool:
-    """Whether an added token is a role mark or the like, even where the tokenizer does not say that it is special
-    (DeepSeek's <｜User｜>, Gemma's <unused7>).
-
-    >>> looks_like_control("<|user|>"), looks_like_control("<tool_call>")
-    (True, False)
-    """
-    around = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
-    return name in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or any(
-        name.startswith(before) and name.endswith(behind) for before, behind in around
-    )
 
 
 def _kind(model: Any) -> str:

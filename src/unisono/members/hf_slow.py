@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from unisono.errors import MissingBackend, UnsupportedModel
-from unisono.tokens import SPACE_MARK
+from unisono.tokens import SPACE_MARK, looks_like_control
 from unisono.vocabulary import Kind
 
 
@@ -40,15 +40,15 @@ class SentencePieceTokens:
                 entries.append((i, bytes([int(name[3:5], 16)]), Kind.BYTE))
             elif model.is_control(n) or model.is_unknown(n) or model.is_unused(n):
                 entries.append((i, name.encode(), Kind.CONTROL))
-            else:
+            elif i != tokenizer.unk_token_id:  # a piece that the tokenizer itself does not know
                 entries.append((i, name.replace(SPACE_MARK, " ").encode(), Kind.TEXT))
-        added = {int(i): token for i, token in tokenizer.added_tokens_decoder.items()}
-        for i, token in added.items():
-            entries.append((i, token.content.encode(), Kind.CONTROL if token.special else Kind.TEXT))
+        added = {token.content: int(i) for i, token in tokenizer.added_tokens_decoder.items()}
+        controls = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
+        controls.update(filter(looks_like_control, added))
+        entries += [(i, name.encode(), Kind.CONTROL if name in controls else Kind.TEXT) for name, i in added.items()]
         self.pieces, self.kinds = _tables(entries, n_ids, where)
-        self._added = {token.content: i for i, token in added.items() if i < n_ids}
-        text = [token.content for i, token in added.items() if not token.special]
-        self._splitters = {False: _splitter(text), True: _splitter(self._added)}
+        self._added = {name: i for name, i in added.items() if i < n_ids}
+        self._splitters = {False: _splitter(self._added.keys() - controls), True: _splitter(self._added)}
 
     def encode(self, text: str, special: bool) -> list[int]:
         """The text as ids; with `special`, the spelling of a control token becomes that token."""
@@ -130,7 +130,7 @@ def _tables(
     return pieces, kinds
 
 
-def _splitter(names: Any) -> re.Pattern[str] | None:
+def _splitter(names: Iterable[str]) -> re.Pattern[str] | None:
     """Finds the names in a text, longest first."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None

@@ -59,7 +59,7 @@ class HFTokenizer:
     def __init__(self, tokenizer: Any, *, n_ids: int, ends: Sequence[int], where: str) -> None:
         try:
             self._tokens = tokens = _read(tokenizer, n_ids, where)
-            _mark_ends(tokens, {*ends, *_ids(tokenizer.eos_token_id)})
+            _mark_ends(tokens, {*ends, *_ids(getattr(tokenizer, "eos_token_id", None))})
             kinds = tokens.kinds.tolist()
             bare = Vocabulary.build(tokens.pieces, kinds)
             begin, space_prefix = _beginning(tokenizer, bare, where)
@@ -143,7 +143,7 @@ def _beginning(tokenizer: Any, vocabulary: Vocabulary, where: str) -> tuple[tupl
     n = next((n for n in range(len(whole)) if bare and whole[n : n + len(bare)] == bare), 0)
     begin = whole[:n]
     if not begin and getattr(tokenizer, "add_bos_token", False) is True:
-        begin = _ids(tokenizer.bos_token_id)[:1]
+        begin = _ids(getattr(tokenizer, "bos_token_id", None))[:1]
     if any(not 0 <= i < vocabulary.n_ids for i in bare + begin):
         raise UnsupportedModel(
             f"{where} has a tokenizer that writes tokens ({bare + begin}) beyond the model's, which end at"
