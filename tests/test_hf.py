@@ -620,7 +620,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
 # Real models
 
 REAL = [pytest.param(name, marks=[pytest.mark.models, pytest.mark.slow]) for name in ("smollm2-135m", "gemma3-270m")]
-MAX_TOKENS = 32
+MAX_TOKENS = 16
 
 
 @pytest.mark.parametrize("name", REAL)
