@@ -425,6 +425,15 @@ def test_the_spelling_of_a_control_token_becomes_that_token_where_it_may(
     assert end not in ours.encode(f"the{mark}fox")
 
 
+def test_the_spelling_of_a_control_token_is_cut_as_the_tokenizer_cuts_text() -> None:
+    tokenizer = trained_bpe()
+    before = read(wrapped(tokenizer)).encode("the quick fox")
+    tokenizer.add_special_tokens(["quick"])
+    ours = read(wrapped(tokenizer))
+    assert ours.encode("the quick fox") == before
+    assert spelled(ours, "quick") in ours.encode("the quick fox", special=True)
+
+
 def test_a_control_token_takes_the_spaces_that_the_model_never_saw_and_text_keeps_them() -> None:
     ours = read(byte_level_bpe())
     user = spelled(ours, "<|user|>")
