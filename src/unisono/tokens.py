@@ -3,6 +3,7 @@ which names are no text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -77,7 +78,7 @@ def looks_like_control(name: str) -> bool:
     >>> looks_like_control("<|user|>"), looks_like_control("<tool_call>")
     (True, False)
     """
-    around = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
-    return name in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or any(
-        name.startswith(before) and name.endswith(behind) for before, behind in around
-    )
+    return _CONTROL.fullmatch(name) is not None
+
+
+_CONTROL = re.compile(r"<\|.+\|>|<｜.+｜>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]")
