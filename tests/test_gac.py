@@ -116,5 +116,6 @@ def test_the_command_line_takes_such_a_file_as_it_is(tmp_path: Path, monkeypatch
     result = invoke("run", "--config", str(file), PROMPT)
     assert (result.exit_code, result.stdout) == (0, REPLIES["some"][1])
     assert result.stderr.count("have no meaning on this machine, which has no GPU") == 2
+    assert invoke("run", "-q", "--config", str(file), PROMPT).stderr == ""
     file.write_text(file.read_text().replace("priority", "prority"))
     assert "Did you mean 'priority'?" in refusal("run", "--config", str(file), PROMPT)

@@ -76,7 +76,7 @@ def bench(
     settings = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers}
     placing = {"device": device, "dtype": dtype, "quantization": quantization}
     voting = {"vote": vote, "rule": rule, "plausibility": plausibility, "top_union": top_union}
-    wanted = configuration(models, preset, config, threads=threads, **settings, **placing, **voting)
+    wanted = configuration(models, preset, config, quiet=quiet, threads=threads, **settings, **placing, **voting)
     wanted = _with_room(wanted, texts)
     tell("loading")
     begun = perf_counter()

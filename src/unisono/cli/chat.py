@@ -113,7 +113,7 @@ def chat(
     leaves, as Ctrl-D does. Without a terminal, the lines of standard input are the turns. Answers go to standard
     output, all else to standard error. --max-tokens and --stop hold for each answer.
     """
-    wanted = configuration(models, preset, config, **{**settings(locals()), "chat": True})
+    wanted = configuration(models, preset, config, quiet=quiet, **{**settings(locals()), "chat": True})
     check_bytes(wanted, epsilon, None)
     by = votes_unit(wanted, votes_by)
     conversation = Conversation(system)

@@ -170,9 +170,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no notes, progress or statistics.")]
 
 
-def configuration(models: Sequence[str] | None, preset: str | None, file: Path | None, **flags: Any) -> Config:
+def configuration(
+    models: Sequence[str] | None, preset: str | None, file: Path | None, *, quiet: bool = False, **flags: Any
+) -> Config:
     """The ensemble that the options ask for. Flags that are None were not given; members come from -m, or the
-    preset, or else the file.
+    preset, or else the file. Says what of a file has no meaning, unless it is to be quiet.
 
     Raises:
         ConfigError: no members, two sources of them, or a value out of range.
@@ -188,7 +190,7 @@ def configuration(models: Sequence[str] | None, preset: str | None, file: Path |
     values = read_config(file) if file else {}
     if is_gac(values):
         values, notes = translated(values, str(file), n_gpus())
-        for note in notes:
+        for note in () if quiet else notes:
             say(f"Note: {note}")
     if models:
         pairs = [split_weight(model) for model in models]

@@ -136,7 +136,7 @@ def run(
     A prompt from standard input or a file is UTF-8 and is read as it stands, but for one final newline.
     Notes and statistics go to standard error. Ctrl-C keeps what has been written.
     """
-    wanted = configuration(models, preset, config, **settings(locals()))
+    wanted = configuration(models, preset, config, quiet=quiet, **settings(locals()))
     if system is not None and not wanted.chat:
         raise ConfigError("--system is for a conversation: give --chat as well.")
     check_bytes(wanted, epsilon, heal)

@@ -115,7 +115,7 @@ def score(
         flags = {"vote": vote, "rule": rule, "plausibility": plausibility, "epsilon": epsilon}
         sizes = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers}
         placing = {"device": device, "dtype": dtype, "quantization": quantization}
-        wanted = configuration(models, preset, config, threads=threads, **sizes, **placing, **flags)
+        wanted = configuration(models, preset, config, quiet=quiet, threads=threads, **sizes, **placing, **flags)
         if wanted.vote != "bytes":
             raise ConfigError(f"A score is of bytes, and cannot vote on {wanted.vote}: leave out --vote {wanted.vote}.")
         if not files:
