@@ -24,6 +24,23 @@ def test_no_members_says_how_to_give_some() -> None:
         configuration(None, None, None)
 
 
+def test_a_flag_reaches_the_members_that_have_a_use_for_it(tmp_path: Path) -> None:
+    config = configuration(["a.gguf", "hf:a/b"], None, None, dtype="float16", n_ctx=99)
+    assert [(m.dtype, m.n_ctx) for m in config.members] == [("auto", 99), ("float16", 99)]
+    file = tmp_path / "c.yaml"
+    file.write_text("members: [{model: 'hf:a/b', n_gpu_layers: 5}, a.gguf]")
+    config = configuration(None, None, file, n_gpu_layers=0)  # what the file says wrongly stays to be refused
+    assert [m.n_gpu_layers for m in config.members] == [5, 0]
+    assert configuration(["a.gguf"], None, None, dtype="float16").members[0].dtype == "float16"
+
+
+def test_a_file_of_the_published_code_names_its_members_itself(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text("CONFIG_API_SERVER: [{weight: a/b}]")
+    with pytest.raises(ConfigError, match="names its own members: leave out -m"):
+        configuration(["a.gguf"], None, file)
+
+
 def test_models_and_a_preset_together_are_refused() -> None:
     with pytest.raises(ConfigError, match="not from both"):
         configuration(["a.gguf"], "demo", None)

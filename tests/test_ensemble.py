@@ -547,6 +547,14 @@ def test_a_rules_options_and_weights_come_from_the_configuration(opened: list[Op
     assert isinstance(united.unit, PieceVoting) and united.unit.top_union == 3
 
 
+def test_names_that_were_given_are_kept_and_must_differ(opened: list[Opened]) -> None:
+    named = MemberConfig(model="fake:a", name="b")
+    with Ensemble.load(["fake:b", named, "fake:b"]) as ensemble:
+        assert ensemble.names == ("b-2", "b", "b-3")
+    with pytest.raises(ConfigError, match="Two members are called 'b'"):
+        Ensemble.load([named, named])
+
+
 def test_each_member_tells_its_own_chat_template_what_it_was_given(
     opened: list[Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:

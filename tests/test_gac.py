@@ -77,6 +77,13 @@ def test_a_model_without_max_memory_takes_the_gpus_that_it_asks_for() -> None:
 def test_keys_of_ours_may_stand_beside_and_win() -> None:
     made, _ = config(vote="bytes", max_tokens=9)
     assert (made.vote, made.max_tokens) == ("bytes", 9)
+    made, _ = config(members=[{"weight": "a/b", "priority": "primary"}], threshold=0.3)
+    assert (made.threshold, made.gate) == (0.3, "b")
+
+
+def test_the_gate_is_the_primary_model_even_where_another_is_called_alike() -> None:
+    made, _ = config(members=[{"weight": "x/b"}, {"weight": "y/b", "priority": "primary"}], THRESHOLD_API_SERVER=0.5)
+    assert [m.name for m in made.members] == [None, "b"] and made.gate == "b"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +103,10 @@ def test_keys_of_ours_may_stand_beside_and_win() -> None:
             "2 models have the priority primary",
         ),
         ({"THRESHOLD_API_SERVER": 2}, ConfigError, "THRESHOLD_API_SERVER"),
+        ({"CONFIG_API_SERVER": [{"weight": "a/b", "num_gpus": float("inf")}]}, ConfigError, "num_gpus"),
+        ({"CONFIG_API_SERVER": [{"weight": "a/b", "score": float("nan")}]}, ConfigError, "score"),
+        ({"max_token": 1}, UnknownName, "'max_tokens'"),
+        ({"CONFIG_API_SERVER": ["a/b"]}, ConfigError, "CONFIG_API_SERVER.0: should be keys and values, not 'a/b'"),
     ],
 )
 def test_what_cannot_be_read_is_named(values: dict[str, Any], error: type[Exception], said: str) -> None:

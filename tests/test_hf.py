@@ -467,6 +467,9 @@ def test_what_is_slow_is_said_once_and_why(hf_model: Callable[[str], Path], capl
         ({"device": "cpu", "device_map": "auto"}, "device: 'cpu' and device_map or max_memory"),
         ({"revision": "main"}, "revision: .* is a folder"),
         ({"attention": "hearsay"}, "attention: .*hearsay"),
+        ({"attention": "unisono"}, "attention: 'unisono' is ours"),
+        ({"device": "meta"}, "has nowhere to lie"),
+        ({"max_memory": {"cpu": "1KB"}}, "has nowhere to lie"),
     ],
 )
 def test_an_option_that_cannot_be_honoured_is_refused_by_name(
@@ -545,6 +548,9 @@ def _no_json(folder: Path) -> None:
         (_no_tokenizer, ModelFileError),
         (_no_json, ModelFileError),
         (_config(model_type="perpetuum"), ModelFileError),
+        (_config(num_hidden_layers=5), ModelFileError),
+        (_config(vocab_size=100), ModelFileError),
+        (_config(model_type="gpt2"), ModelFileError),
         (_config(model_type="own", auto_map={"AutoConfig": "own.Config"}), ModelFileError),
         (_config(model_type="t5"), UnsupportedModel),
         (_config(model_type="vit"), UnsupportedModel),
@@ -558,6 +564,30 @@ def test_what_is_wrong_with_a_folder_is_an_error_of_ours_that_names_it(
     change(folder)
     with pytest.raises(error, match="broken"):
         HFMember(str(folder), "m", device="cpu")
+
+
+def test_a_weight_that_is_missing_or_of_another_shape_is_named(
+    hf_model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more, wide, fewer = (shutil.copytree(hf_model("llama"), tmp_path / name) for name in ("more", "wide", "fewer"))
+    _config(num_hidden_layers=5)(more)
+    with pytest.raises(ModelFileError, match=r"lacks 18 of its weights, model\.layers\.3\."):
+        HFMember(str(more), "m", device="cpu")
+    _config(intermediate_size=50)(wide)
+    with pytest.raises(ModelFileError, match=r"holds model\.layers\.0\.mlp\.\w+\.weight as \[.*asks for \[.*50"):
+        HFMember(str(wide), "m", device="cpu")
+    _config(num_hidden_layers=1)(fewer)
+    HFMember(str(fewer), "m", device="cpu").close()
+    assert "holds 18 weights that its config.json has no place for" in caplog.text
+
+
+def test_a_folder_has_no_revision(hf_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = hf_model("llama")
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ConfigError, match="folders have no revision: leave @v2 out"):
+        HFMember(f"{folder.name}@v2", "m")
+    with pytest.raises(ConfigError, match="hf: names no model"):
+        HFMember("", "m")
 
 
 OWN_CODE = """

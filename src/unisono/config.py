@@ -187,6 +187,8 @@ def checked(model: type[T], values: Any, where: str) -> T:
             raise ConfigError(
                 f"{where}: {key}: should be {shape}, not {first['input']!r}. Write members: [demo:smollm2-135m], say."
             ) from exc
+        if first["type"] == "model_type":
+            raise ConfigError(f"{where}: {key}: should be keys and values, not {first['input']!r}.") from exc
         if first["type"] == "literal_error":
             choices = [choice.strip("' ") for choice in first["ctx"]["expected"].replace(" or ", ",").split(",")]
             raise UnknownName(f"value of {key} in {where}", str(first["input"]), choices) from exc

@@ -17,7 +17,7 @@ from unisono.engine import Engine, Text
 from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
 from unisono.policy import Threshold
-from unisono.registry import open_member, short_name
+from unisono.registry import open_member, shared_out, short_name
 from unisono.rules import rule_of, weights_for
 from unisono.score import Score, score_bytes
 from unisono.steps import Finish, Stats, Step
@@ -130,7 +130,7 @@ class Ensemble:
         cls, models: Sequence[str | MemberConfig], weights: Sequence[float] | None = None, **options: Any
     ) -> Ensemble:
         """Open members from specs such as "demo:smollm2-135m" or "gguf:PATH"; options are those of `Config`
-        (threads, rule) and, for all members alike, those of `MemberConfig` (n_ctx and so on).
+        (threads, rule) and, for all members that have a use for it, those of `MemberConfig` (n_ctx and so on).
 
         Raises:
             EnsembleError: whatever is wrong, with the mend.
@@ -138,14 +138,14 @@ class Ensemble:
         for_members = {
             key: options.pop(key) for key in list(options) if key in MemberConfig.model_fields and key != "threads"
         }
-        members = [m if isinstance(m, MemberConfig) else {"model": m, **for_members} for m in models]
+        members = shared_out([m if isinstance(m, MemberConfig) else {"model": m} for m in models], for_members)
         config = checked(Config, {"members": members, **options}, "the options")
         return cls.from_config(config, weights)
 
     @classmethod
     def from_config(cls, config: Config, weights: Sequence[float] | None = None) -> Ensemble:
         """Open the members that a configuration names. Raises EnsembleError."""
-        names = _distinct([m.name or short_name(m.model) for m in config.members])
+        names = _distinct([m.name for m in config.members], [short_name(m.model) for m in config.members])
         given = [m.weight for m in config.members] if weights is None else list(weights)
         # What is wrong is said before any model is opened, which takes long.
         rule_of(config.rule, config.vote, config.plausibility, config.top_union)
@@ -437,17 +437,26 @@ def _policy_of(
     return Threshold(number, threshold, skip, boundaries)
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, with -2, -3 after those that came before.
+def _distinct(given: Sequence[str | None], short: Sequence[str]) -> list[str]:
+    """The names that were given, and short ones for the rest, with -2, -3 where a name is taken.
 
-    >>> _distinct(["a", "b", "a"])
-    ['a', 'b', 'a-2']
+    >>> _distinct([None, "b", None, None], ["a", "b", "a", "b"])
+    ['a', 'b', 'a-2', 'b-2']
+
+    Raises:
+        ConfigError: two members were given the same name.
     """
+    taken: set[str] = set()
+    for name in given:
+        if name in taken:
+            raise ConfigError(f"Two members are called {name!r}: give each a name of its own.")
+        taken.update([name] if name else [])
     out: list[str] = []
-    for name in names:
-        n, unique = 1, name
-        while unique in out:
+    for name, base in zip(given, short, strict=True):
+        n, unique = 1, name or base
+        while name is None and unique in taken:
             n += 1
-            unique = f"{name}-{n}"
+            unique = f"{base}-{n}"
+        taken.add(unique)
         out.append(unique)
     return out

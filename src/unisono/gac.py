@@ -22,7 +22,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from unisono.config import Config, checked
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, UnknownName
 
 MEMBERS = "CONFIG_API_SERVER"
 """The key by which such a file is known."""
@@ -33,9 +33,9 @@ class _GaCMember(BaseModel):
 
     weight: str = Field(min_length=1)
     max_memory: dict[int | str, int | str] | None = None
-    num_gpus: float = Field(default=0, ge=0)
+    num_gpus: float = Field(default=0, ge=0, le=1024)
     name: str | None = Field(default=None, min_length=1)
-    score: float | None = None
+    score: float | None = Field(default=None, allow_inf_nan=False)
     priority: Literal["primary", "supportive"] = "supportive"
     quantization: Literal["none", "8bit", "4bit"] = "none"
 
@@ -74,6 +74,9 @@ def translated(values: Mapping[str, Any], where: str, n_gpus: int) -> tuple[dict
     if "members" in values:
         raise ConfigError(f"{where}: {MEMBERS} and members both name models: leave one out.")
     own = {key: value for key, value in values.items() if key in Config.model_fields}
+    for key in values:
+        if key not in own and key not in _GaCConfig.model_fields:
+            raise UnknownName(f"key in {where}", str(key), [*_GaCConfig.model_fields, *Config.model_fields])
     given = checked(_GaCConfig, {key: value for key, value in values.items() if key not in own}, where)
     notes: list[str] = []
     models = given.CONFIG_API_SERVER
@@ -110,7 +113,7 @@ def translated(values: Mapping[str, Any], where: str, n_gpus: int) -> tuple[dict
         raise ConfigError(f"{where}: {len(gates)} models have the priority primary, and only one can be the gate.")
     out: dict[str, Any] = {"vote": "pieces", "rule": "linear", "members": members}
     if gates:
-        if given.THRESHOLD_API_SERVER is None:
+        if given.THRESHOLD_API_SERVER is None and own.get("threshold") is None:
             raise ConfigError(f"{where}: a model has the priority primary: give a THRESHOLD_API_SERVER, 0.5, say.")
         gates[0].setdefault("name", gates[0]["model"].removeprefix("hf:").rstrip("/").rpartition("/")[2])
         out["gate"], out["threshold"] = gates[0]["name"], given.THRESHOLD_API_SERVER

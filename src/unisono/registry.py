@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,29 @@ def takes(spec: str, key: str) -> bool:
     """
     backend, _ = split_spec(spec)
     return key in FOR_ALL or backend not in TAKEN or key in TAKEN[backend]
+
+
+def shared_out(members: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+    """Members as keys and values, with these in the place of theirs: each option for those that have a use for it, or,
+    where nobody has, for all, so that it is refused when they open. What is no mapping stays as it is.
+
+    >>> shared_out([{"model": "a.gguf"}, {"model": "hf:a/b"}], {"dtype": "float16"})
+    [{'model': 'a.gguf'}, {'model': 'hf:a/b', 'dtype': 'float16'}]
+    """
+    takers = {key: [_may_take(member, key) for member in members] for key in options}
+    out = []
+    for n, member in enumerate(members):
+        own = {key: value for key, value in options.items() if takers[key][n] or not any(takers[key])}
+        out.append({**member, **own} if isinstance(member, dict) else member)
+    return out
+
+
+def _may_take(member: Any, key: str) -> bool:
+    spec = member.get("model") if isinstance(member, dict) else None
+    try:
+        return isinstance(spec, str) and takes(spec, key)
+    except EnsembleError:  # an unknown spec, which is told when it is opened
+        return True
 
 
 def n_gpus() -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unisono.cli.show import say
-from unisono.errors import ConfigError, EnsembleError
+from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
     from unisono.config import Config
@@ -188,6 +188,8 @@ def configuration(
     if models and preset:
         raise ConfigError("Members come from -m or from --preset, not from both: leave one out.")
     values = read_config(file) if file else {}
+    if is_gac(values) and (models or preset):
+        raise ConfigError(f"{file} names its own members: leave out {'-m' if models else '--preset'}.")
     if is_gac(values):
         values, notes = translated(values, str(file), n_gpus())
         for note in () if quiet else notes:
@@ -240,27 +242,13 @@ def biases(given: Sequence[str]) -> dict[str, float]:
     return out
 
 
-def _takes(spec: object, key: str) -> bool:
-    from unisono.registry import takes
-
-    try:
-        return isinstance(spec, str) and takes(spec, key)
-    except EnsembleError:  # an unknown spec, which is told when it is opened
-        return True
-
-
 def _overridden(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     """The file's values with the flags in their place; those of a member hold for every member."""
     from unisono.config import Config, MemberConfig, member_values
+    from unisono.registry import shared_out
 
     for_members = {key: value for key, value in flags.items() if key in MemberConfig.model_fields}
     members = values["members"]
     if isinstance(members, list):  # anything else is refused when it is checked
-        spelled = [member_values(member) for member in members]
-        members = [{**member, **for_members} if isinstance(member, dict) else member for member in spelled]
-        for key in for_members:  # where some members have no use for it, it is for the others
-            takers = [member for member in members if isinstance(member, dict) and _takes(member.get("model"), key)]
-            for member in members if takers else ():
-                if isinstance(member, dict) and member not in takers:
-                    del member[key]
+        members = shared_out([member_values(member) for member in members], for_members)
     return {**values, **{key: value for key, value in flags.items() if key in Config.model_fields}, "members": members}

@@ -119,6 +119,8 @@ class HFMember:
         ends: Sequence[int] | None = None,
     ) -> None:
         wish = Wish(where, revision, dtype, device, device_map, max_memory, quantization, trust_remote_code, attention)
+        if attention == hf_attention.NAME:
+            raise ConfigError(f"attention: {attention!r} is ours, taken unless you name another: leave it out.")
         loaded = load(wish)
         self._torch, _ = packages()
         self.name, self.path, self.commit, self._model = name, loaded.path, loaded.commit, loaded.model

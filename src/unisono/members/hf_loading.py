@@ -94,14 +94,44 @@ def load(wish: Wish) -> Loaded:
                 " a text. Take a causal language model."
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(**at, **code)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            **at, **code, config=config, **_placed(wish, device, torch, transformers)
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            **at,
+            **code,
+            config=config,
+            **_placed(wish, device, torch, transformers),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # which are refused below, by name
         )
+        _check_weights(wish.where, model, found)
         if wish.device_map is None and wish.max_memory is None and wish.quantization == "none":
             model.to(device)
+    if all(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise ConfigError(
+            f"{wish.where} has nowhere to lie: device, device_map or max_memory leave no room for any of its weights."
+            " Give it a larger max_memory, or leave these out."
+        )
     model.eval()
     folder = Path(source) if revision is None else None
     return Loaded(model, tokenizer, _ends(model), gguf or folder, getattr(config, "_commit_hash", None))
+
+
+def _check_weights(where: str, model: Any, found: Mapping[str, Any]) -> None:
+    """Refuse a model of which the files do not hold every weight, as its configuration has it: transformers would make
+    up what is missing. Raises ModelFileError."""
+    mend = "The download is incomplete, or config.json is another model's: fetch both again."
+    if mismatched := sorted(found["mismatched_keys"]):
+        name, stored, wanted = mismatched[0]
+        raise ModelFileError(
+            f"{where} holds {name} as {list(stored)}, and its config.json asks for {list(wanted)}. {mend}"
+        )
+    parameters = {name for name, _ in model.named_parameters()}
+    if missing := sorted(parameters.intersection(found["missing_keys"])):
+        raise ModelFileError(f"{where} lacks {len(missing)} of its weights, {missing[0]} among them. {mend}")
+    if unexpected := sorted(found["unexpected_keys"]):
+        log.warning(
+            "%s holds %d weights that its config.json has no place for, such as %s: they are left out.",
+            where, len(unexpected), unexpected[0],
+        )  # fmt: skip
 
 
 def _device(wish: Wish, torch: Any) -> Any:
@@ -119,6 +149,8 @@ def _device(wish: Wish, torch: Any) -> Any:
 
 def _source(wish: Wish) -> tuple[str, str | None, Path | None]:
     """What transformers is to open, of which revision, and the GGUF file if it is one."""
+    if not wish.where.strip():
+        raise ConfigError("hf: names no model: write hf:FOLDER, or hf:OWNER/NAME of the model hub.")
     path = Path(wish.where).expanduser()
     if path.suffix == ".gguf":
         if wish.revision is not None:
@@ -132,6 +164,8 @@ def _source(wish: Wish) -> tuple[str, str | None, Path | None]:
     if path.is_file():
         raise ModelFileError(f"{path} is a file. Give the folder that it lies in, or a file that ends in .gguf.")
     repository, _, revision = wish.where.partition("@")
+    if revision and Path(repository).expanduser().is_dir():
+        raise ConfigError(f"{repository} is a folder here, and folders have no revision: leave @{revision} out.")
     if revision and wish.revision not in (None, revision):
         raise ConfigError(f"revision: {wish.revision!r}, but the model is {wish.where}: give one of both.")
     path_like = repository.startswith((".", "/", "~")) or repository.count("/") > 1 or "\\" in repository

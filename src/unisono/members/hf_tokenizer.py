@@ -64,7 +64,7 @@ class HFTokenizer:
             bare = Vocabulary.build(tokens.pieces, kinds)
             begin, space_prefix = _beginning(tokenizer, bare, where)
             self.vocabulary = Vocabulary(bare.pieces, bare.kinds, begin, space_prefix, bare.marks)
-            self.chat_template = _chat_template(tokenizer)
+            self.chat_template = _chat_template(tokenizer, where)
         except EnsembleError:
             raise
         except Exception as exc:  # what comes from anywhere may fail in any way
@@ -152,10 +152,12 @@ def _beginning(tokenizer: Any, vocabulary: Vocabulary, where: str) -> tuple[tupl
     return tuple(begin), vocabulary.join(bare).startswith(b" ")
 
 
-def _chat_template(tokenizer: Any) -> ChatTemplate | None:
+def _chat_template(tokenizer: Any, where: str) -> ChatTemplate | None:
     source = getattr(tokenizer, "chat_template", None)
     if isinstance(source, dict):
         source = source.get("default")
     if not source:
         return None
+    if not isinstance(source, str):
+        raise ModelFileError(f"The chat template of {where} is no text but {source!r}: mend tokenizer_config.json.")
     return ChatTemplate(source, {k: str(v) for k, v in tokenizer.special_tokens_map.items() if not isinstance(v, list)})
