@@ -21,6 +21,8 @@ ONE_MORE = 0.2
 """What reading one more token in a forward costs, as a share of reading one, until that has been measured."""
 REST = 24
 """For so many choices no draft is made where none would pay."""
+LEARNING = 8
+"""For so many choices no draft is made where it is not known yet what one token costs."""
 MEMORY = 0.9
 """How much what came true of earlier drafts counts beside the last."""
 
@@ -49,16 +51,17 @@ class Drafter:
     """Lets one member of a text draft. What it reads for that is what it would read anyway, where the draft comes
     true."""
 
-    def __init__(self, reader: Reader, cost: float = 0.2, more: float = ONE_MORE) -> None:
+    def __init__(self, reader: Reader, cost: float = 0.2, more: float = ONE_MORE, rest: int = 0) -> None:
         """`cost` is the time that the drafter takes for a token, as a share of what the others take together; `more`
-        what each further token in a forward costs them, as a share of the first."""
+        what each further token in a forward costs them, as a share of the first. No draft is made for the first `rest`
+        choices, so that it comes to be known what one token costs."""
         self.reader, self._cost, self._more = reader, cost, more
         self.number = reader.number
         self._trues, self._falses = 4.0, 1.0
         """How often a drafted token came true after those before it, and how often not; old ones fade."""
         self._ends: list[int] = []
         """After how many choices each token of the last draft would have come true, counted from the text's first."""
-        self._rest_until = 0
+        self._rest_until = rest
         self._feed: Feed | None = None
         self._rows: FloatArray | None = None
 

@@ -54,7 +54,7 @@ class Writing:
         *,
         sampler: Sampler,
         weights: Weights,
-        drafter: tuple[int, float, float] | None = None,
+        drafter: tuple[int, float, float, int] | None = None,
         policy: Threshold | None = None,
         gate_weight: float = 0.0,
     ) -> None:
