@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from unisono.arrays import Logits
+from unisono.errors import CacheFull, ConfigError
 from unisono.vocabulary import Vocabulary
 
 
@@ -90,3 +91,28 @@ class Member(Protocol):
 
     def close(self) -> None:
         """Free the model. The member cannot be used afterwards; closing twice is harmless."""
+
+
+def check_feed(feed: Feed, n_held: int, member: Member) -> None:
+    """Refuse a feed that its context, which holds so many tokens, has no room for. Raises CacheFull."""
+    assert feed.ids and 0 <= feed.rows <= len(feed.ids) and 0 <= feed.at <= n_held, feed
+    if feed.at + len(feed.ids) > member.n_ctx:
+        raise CacheFull(
+            f"{member.name}'s context holds {member.n_ctx:,} tokens and is full. Give it a longer one with --n-ctx."
+        )
+
+
+def free_number(used: Container[int], member: Member) -> int:
+    """The lowest number that none of the member's contexts has. Raises CacheFull."""
+    for number in range(member.n_contexts):
+        if number not in used:
+            return number
+    raise CacheFull(f"{member.name} has no free context: all {member.n_contexts} are in use. Give it more n_contexts.")
+
+
+def with_given_ends(vocabulary: Vocabulary, ends: Sequence[int], name: str) -> Vocabulary:
+    """The vocabulary with exactly the ends that a user names. Raises ConfigError."""
+    try:
+        return vocabulary.with_ends(ends)
+    except IndexError as exc:
+        raise ConfigError(f"ends: {name} has no token {exc}; its tokens are 0 to {vocabulary.n_ids - 1:,}.") from exc

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from unisono.arrays import Logits
-from unisono.errors import CacheFull
-from unisono.members.base import ChatTemplate, Feed
+from unisono.members.base import ChatTemplate, Feed, check_feed, free_number
 from unisono.vocabulary import Vocabulary
 
 Table = Callable[[tuple[int, ...]], np.ndarray[tuple[int], np.dtype[np.float64]]]
@@ -66,17 +65,13 @@ class TableMember:
         return ids
 
     def new(self) -> int:
-        for context in range(self.n_contexts):
-            if context not in self._contexts:
-                self._contexts[context] = []
-                return context
-        raise CacheFull(f"{self.name} has no free context: all {self.n_contexts} are in use.")
+        context = free_number(self._contexts, self)
+        self._contexts[context] = []
+        return context
 
     def forward(self, feeds: Sequence[Feed]) -> list[Logits]:
         for feed in feeds:
-            assert feed.ids and 0 <= feed.rows <= len(feed.ids) and feed.at <= len(self._contexts[feed.context])
-            if feed.at + len(feed.ids) > self.n_ctx:
-                raise CacheFull(f"{self.name}'s context holds {self.n_ctx:,} tokens and is full.")
+            check_feed(feed, len(self._contexts[feed.context]), self)
         out: list[Logits] = []
         for feed in feeds:
             context = self._contexts[feed.context]

@@ -22,7 +22,7 @@ from unisono.config import MemberConfig
 from unisono.errors import BackendError, CacheFull, ConfigError, EnsembleError, UnsupportedModel
 from unisono.gguf import remembered_vocabulary
 from unisono.members import hf_attention
-from unisono.members.base import Feed
+from unisono.members.base import Feed, check_feed, free_number, with_given_ends
 from unisono.members.hf_attention import Line, Reading, Segment, Tensor
 from unisono.members.hf_loading import MEND_MEMORY, Wish, calm, load, packages
 from unisono.members.hf_tokenizer import HFTokenizer
@@ -148,10 +148,7 @@ class HFMember:
         ):  # the file itself knows better which of its tokens are no text
             self.vocabulary = remembered_vocabulary(loaded.path).with_ends(self.vocabulary.ends.tolist())
         if ends is not None:
-            try:
-                self.vocabulary = self.vocabulary.with_ends(ends)
-            except IndexError as exc:
-                raise ConfigError(f"ends: {name} has no token {exc}; its tokens are 0 to {n_ids - 1:,}.") from exc
+            self.vocabulary = with_given_ends(self.vocabulary, ends, name)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The text as ids, as if it went on from other text: no BOS, no dummy space."""
@@ -164,12 +161,10 @@ class HFMember:
         return self._add(held)
 
     def _add(self, context: _Context) -> int:
-        for number in range(self.n_contexts):
-            if number not in self._contexts:
-                self._contexts[number] = context
-                context.kept.holders.add(context)
-                return number
-        raise CacheFull(f"{self.name} has no free context: all {self.n_contexts} are in use. Give it more n_contexts.")
+        number = free_number(self._contexts, self)
+        self._contexts[number] = context
+        context.kept.holders.add(context)
+        return number
 
     def fork(self, context: int, at: int) -> int:
         source = self._contexts[context]
@@ -204,11 +199,7 @@ class HFMember:
         todo = []
         for feed in feeds:
             held = self._contexts[feed.context]
-            assert feed.ids and 0 <= feed.rows <= len(feed.ids) and 0 <= feed.at <= len(held.ids), feed
-            if feed.at + len(feed.ids) > self.n_ctx:
-                raise CacheFull(
-                    f"{self.name}'s context holds {self.n_ctx:,} tokens and is full. Give it a longer one with --n-ctx."
-                )
+            check_feed(feed, len(held.ids), self)
             start = min(feed.at, held.n_kept)
             todo.append(_Todo(feed, held, start, [*held.ids[start : feed.at], *feed.ids]))
         assert len({feed.context for feed in feeds}) == len(feeds), "a context may stand in one feed of a call only"

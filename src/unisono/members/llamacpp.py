@@ -18,9 +18,9 @@ import numpy as np
 
 from unisono.arrays import Logits
 from unisono.config import MemberConfig
-from unisono.errors import BackendError, CacheFull, ConfigError, MissingBackend, ModelFileError
+from unisono.errors import BackendError, CacheFull, MissingBackend, ModelFileError
 from unisono.gguf import GGUFHeader, remembered_vocabulary
-from unisono.members.base import ChatTemplate, Feed
+from unisono.members.base import ChatTemplate, Feed, check_feed, free_number, with_given_ends
 from unisono.vocabulary import Kind, Vocabulary
 
 MAX_CONTEXTS = 256
@@ -128,12 +128,7 @@ class LlamaCppMember:
     def _complete(self, vocabulary: Vocabulary, ends: Sequence[int] | None) -> Vocabulary:
         """The file's tables with the ends that llama.cpp knows besides, by the names of turn marks."""
         if ends is not None:
-            try:
-                return vocabulary.with_ends(ends)
-            except IndexError as exc:
-                raise ConfigError(
-                    f"ends: {self.name} has no token {exc}; its tokens are 0 to {vocabulary.n_ids - 1:,}."
-                ) from exc
+            return with_given_ends(vocabulary, ends, self.name)
         n_ids = self._lib.llama_vocab_n_tokens(self._vocab)
         assert n_ids == vocabulary.n_ids, f"{self.path}: {n_ids} tokens in llama.cpp, {vocabulary.n_ids} in the file"
         unused = np.flatnonzero(vocabulary.kinds >= Kind.END).tolist()
@@ -156,13 +151,11 @@ class LlamaCppMember:
         return self._add(_Context())
 
     def _add(self, context: _Context) -> int:
-        for number in range(self.n_contexts):
-            if number not in self._contexts:
-                self._contexts[number] = context
-                for cell in context.cells:
-                    self._sharers[cell] += 1
-                return number
-        raise CacheFull(f"{self.name} has no free context: all {self.n_contexts} are in use. Give it more n_contexts.")
+        number = free_number(self._contexts, self)
+        self._contexts[number] = context
+        for cell in context.cells:
+            self._sharers[cell] += 1
+        return number
 
     def fork(self, context: int, at: int) -> int:
         source = self._contexts[context]
@@ -203,11 +196,7 @@ class LlamaCppMember:
         needed = 0
         for feed in feeds:
             held = self._contexts[feed.context]
-            assert feed.ids and 0 <= feed.rows <= len(feed.ids) and 0 <= feed.at <= len(held.ids), feed
-            if feed.at + len(feed.ids) > self.n_ctx:
-                raise CacheFull(
-                    f"{self.name}'s context holds {self.n_ctx:,} tokens and is full. Give it a longer one with --n-ctx."
-                )
+            check_feed(feed, len(held.ids), self)
             start = min(feed.at, len(held.cells))
             ids = [*held.ids[start : feed.at], *feed.ids]
             todo.append((feed, held, start, ids))
