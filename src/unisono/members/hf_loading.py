@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import shutil
@@ -218,12 +217,8 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
 
     Raises ModelFileError.
     """
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
     major = transformers.__version__.partition(".")[0]  # an older one cannot read what a newer one writes
-    folder = cache.folder() / "models" / f"{path.stem[:40]}-hf{FORMAT}.{major}-{digest.hexdigest()[:16]}"
+    folder = cache.folder() / "models" / f"{path.stem[:40]}-hf{FORMAT}.{major}-{cache.checksum(path)[:16]}"
     if folder.is_dir():
         return folder
     at = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
