@@ -184,9 +184,6 @@ class Speller:
         return longest
 
 
-TAIL = 32
-"""Tokens of a prompt in which the beginning of its last word is looked for."""
-
 _WORD = re.compile(rb".*\S(?=\s)", re.DOTALL)
 LONGEST_WORD = 256
 """Bytes of a word that are looked at, where a script puts no spaces."""
@@ -250,8 +247,6 @@ class PieceVoter:
         """What has been written of the word under way; it begins with its space."""
         self._word_at = len(ids)
         """Where its tokens begin."""
-        self._tail = last_word(self.member.vocabulary.join(ids[-TAIL:]))
-        """The last word of all that there is, the prompt included."""
         self.shares = Shares(union.projections[number])
         self._favourite: tuple[int, float] | None = None
 
@@ -299,7 +294,8 @@ class PieceVoter:
             raise BadLogits(self.member.name) from exc
 
     def begins_token(self, piece: bytes) -> bool:
-        return cuts(self.member, self._tail, piece)
+        ids = [*self._read[-LONGEST_WORD:], *self._lag][-LONGEST_WORD:]  # as many bytes, at least
+        return cuts(self.member, last_word(self.member.vocabulary.join(ids)), piece)
 
     def sure(self, threshold: float) -> Sure | None:
         choice, share = self.favourite
@@ -349,7 +345,6 @@ class PieceVoter:
         if self._respell and piece[:1].isspace() and self._word:
             self._end_word()
         self._word += piece
-        self._tail = last_word(self._tail + piece)
         self._lag = [*self._lag, *ids]
 
     def _end_word(self) -> None:
