@@ -194,7 +194,9 @@ def together(ensemble: Ensemble, prompt: str, max_tokens: int, heal: bool, n: in
 
 def _with_room(config: Config, n_texts: int) -> Config:
     """The same members with contexts for so many texts, where nothing is said of them."""
-    per_text = 16 if config.vote == "bytes" else 1
+    from unisono.voting.bytes import most_branches
+
+    per_text = most_branches(config.epsilon) if config.vote == "bytes" else 1
     members = [
         member
         if "n_contexts" in member.model_fields_set

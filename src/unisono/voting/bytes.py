@@ -44,6 +44,11 @@ EPSILON = 0.01
 """The share of a member's branches below which one is dropped, unless the user says otherwise."""
 
 
+def most_branches(epsilon: float) -> int:
+    """How many branches a member keeps at most, unless it is said: more where none is dropped for being light."""
+    return MOST_BRANCHES if epsilon > 0 else 4 * MOST_BRANCHES
+
+
 class ByteVoting:
     """The unit of voting is the byte; the members' vocabularies never meet.
 
@@ -70,7 +75,7 @@ class ByteVoting:
         if not 0 <= epsilon < 1:
             raise ConfigError(f"epsilon is {epsilon}: give a share from 0 to below 1.")
         if max_branches is None:
-            max_branches = MOST_BRANCHES if epsilon > 0 else 4 * MOST_BRANCHES
+            max_branches = most_branches(epsilon)
         self.epsilon, self.max_branches, self.utf8, self.canonical = epsilon, max_branches, utf8, canonical
         self.sorted = [SortedRow(m.vocabulary) for m in members]
         self._readable = np.ones(N_CHOICES, dtype=bool)
