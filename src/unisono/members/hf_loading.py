@@ -105,13 +105,17 @@ def load(wish: Wish) -> Loaded:
         if wish.device_map is None and wish.max_memory is None and wish.quantization == "none":
             model.to(device)
     if all(parameter.device.type == "meta" for parameter in model.parameters()):
-        raise ConfigError(
-            f"{wish.where} has nowhere to lie: device, device_map or max_memory leave no room for any of its weights."
-            " Give it a larger max_memory, or leave these out."
-        )
+        raise _nowhere(wish)
     model.eval()
     folder = Path(source) if revision is None else None
     return Loaded(model, tokenizer, _ends(model), gguf or folder, getattr(config, "_commit_hash", None))
+
+
+def _nowhere(wish: Wish) -> ConfigError:
+    return ConfigError(
+        f"{wish.where} has nowhere to lie: device, device_map or max_memory leave no room for any of its weights."
+        " Give it a larger max_memory, or leave these out."
+    )
 
 
 def _check_weights(where: str, model: Any, found: Mapping[str, Any]) -> None:
@@ -119,6 +123,8 @@ def _check_weights(where: str, model: Any, found: Mapping[str, Any]) -> None:
     up what is missing. Raises ModelFileError."""
     mend = "The download is incomplete, or config.json is another model's: fetch both again."
     if mismatched := sorted(found["mismatched_keys"]):
+        if isinstance(mismatched[0], str):  # transformers before 5 keeps the shapes to itself
+            raise ModelFileError(f"{where} holds {mismatched[0]} in a shape other than that of its config.json. {mend}")
         name, stored, wanted = mismatched[0]
         raise ModelFileError(
             f"{where} holds {name} as {list(stored)}, and its config.json asks for {list(wanted)}. {mend}"
@@ -304,6 +310,8 @@ def _explained(wish: Wish, torch: Any) -> Iterator[None]:
         raise BackendError(f"{where} does not fit into memory: {MEND_MEMORY} ({_said(exc)})") from exc
     except Exception as exc:
         said = _said(exc)
+        if "disk is invalid" in said:  # transformers before 5, where a map leaves all weights on the disk
+            raise _nowhere(wish) from exc
         if wish.attention is not None and ("attn_implementation" in str(exc) or "attention" in str(exc).lower()):
             raise ConfigError(f"attention: {where} cannot have {wish.attention!r}: {said}") from exc
         if "trust_remote_code" in str(exc):
