@@ -40,7 +40,7 @@ def token_greedy(
     unread = list(ids)
     for _ in range(max_tokens):
         [logits] = member.forward([Feed(context, len(ids) + len(out) - len(unread), unread)])
-        masses, end, _ = row.read(logits[-1])
+        masses, end, _, _ = row.read(logits[-1])
         best = int(masses.argmax())
         if end > masses[best]:
             break

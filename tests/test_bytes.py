@@ -20,6 +20,7 @@ from unisono.errors import BadLogits, CacheFull, NoCommonChoice
 from unisono.members.fake import TableMember
 from unisono.text import END_OF_TEXT
 from unisono.vocabulary import Kind, Vocabulary
+from unisono.voting import rows
 from unisono.voting.base import MemberPrompt
 from unisono.voting.bytes import N_CHOICES, ByteVoter, ByteVoting
 from unisono.voting.rows import SortedRow
@@ -612,13 +613,34 @@ def test_a_member_that_fails_while_children_wait_leaves_no_context() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_row_keeps_its_precision_and_control_tokens_take_no_mass(dtype: type[np.float32 | np.float64]) -> None:
     logits: FloatArray = np.arange(V.n_ids).astype(dtype)
-    masses, end, total = SortedRow(V).read(logits)
+    masses, end, total, _ = SortedRow(V).read(logits)
     assert masses.dtype == dtype
     assert masses.sum() + end == pytest.approx(total)
     expected = np.exp(np.arange(10.0)) / np.exp(np.arange(10.0)).sum()
     np.testing.assert_allclose(masses / total, expected[V.order], rtol=1e-5)
     assert end / total == pytest.approx(expected[9], rel=1e-5)
     np.testing.assert_array_equal(logits, np.arange(V.n_ids))
+
+
+@given(vocabularies(), st.integers(1, 5), st.integers(0, 1 << 20))
+def test_a_row_knows_what_may_follow_any_prefix_whatever_portions_it_was_read_in(
+    vocabulary: Vocabulary, portion: int, seed: int
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, vocabulary.n_ids)
+    probs = np.exp(logits) * (vocabulary.kinds <= Kind.END)
+    assume(probs.any())
+    probs /= probs.sum()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "PORTION", portion)
+        sorted_row = SortedRow(vocabulary)
+        row = sorted_row.read(logits)
+    for prefix in {piece[:n] for piece in vocabulary.pieces for n in range(len(piece) + 1)}:
+        expected: dict[int, float] = {}
+        for piece, prob in zip(vocabulary.pieces, probs.tolist(), strict=True):
+            if piece.startswith(prefix) and len(piece) > len(prefix):
+                expected[piece[len(prefix)]] = expected.get(piece[len(prefix)], 0.0) + prob
+        next_bytes, sums = sorted_row.by_next_byte(row, prefix)
+        assert dict(zip(next_bytes.tolist(), sums.tolist(), strict=True)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("at", [0, 9, 10])

@@ -128,7 +128,7 @@ def _weighted_sum(rows: Votes, weights: Weights) -> Probs:
     """Σ w_i · row_i, on one core: numpy's matrix product would wake the threads of BLAS beside those of the models."""
     first, *others = weights.astype(rows.dtype)
     out: Probs = rows[0] * first
-    part = np.empty(PORTION, dtype=rows.dtype)
+    part = np.empty(min(PORTION, len(out)), dtype=rows.dtype)
     for row, weight in zip(rows[1:], others, strict=True):
         for k in range(0, len(out), PORTION):
             of = out[k : k + PORTION]

@@ -48,6 +48,10 @@ class Children:
     """int[k]: the bytes that can follow the prefix inside a piece, ascending."""
     bounds: IntArray
     """int[k + 1]: the pieces that go on with next_bytes[i] stand at bounds[i] to bounds[i + 1]."""
+    longer: slice
+    """Where all of those stand."""
+    starts: IntArray
+    """int[k]: where in `longer` each of them begins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +251,14 @@ class Vocabulary:
             next_bytes.append(byte)
             position = bisect_left(pieces, _successor(prefix + bytes([byte])), position, found.stop)
             bounds.append(position)
-        return Children(range(found.start, first), np.array(next_bytes, np.int64), np.array(bounds, np.int64))
+        at_bounds = np.array(bounds, np.int64)
+        return Children(
+            range(found.start, first),
+            np.array(next_bytes, np.int64),
+            at_bounds,
+            slice(first, found.stop),
+            at_bounds[:-1] - first,
+        )
 
     def longest_match(self, data: bytes) -> list[int] | None:
         """The bytes as ids, longest piece first, stepping back where that leads nowhere; None if there is no way."""

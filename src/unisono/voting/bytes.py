@@ -40,6 +40,9 @@ MOST_BRANCHES = 16
 MOST_DORMANT = 64
 """How many dropped branches are remembered, the heaviest; twice as many until they are counted."""
 
+MOST_MASKS = 256
+"""How many sets of masks are remembered before it begins again."""
+
 EPSILON = 0.01
 """The share of a member's branches below which one is dropped, unless the user says otherwise."""
 
@@ -78,10 +81,14 @@ class ByteVoting:
             max_branches = most_branches(epsilon)
         self.epsilon, self.max_branches, self.utf8, self.canonical = epsilon, max_branches, utf8, canonical
         self.sorted = [SortedRow(m.vocabulary) for m in members]
-        self._readable = np.ones(N_CHOICES, dtype=bool)
-        for member in members:
-            self._readable[list(member.vocabulary.missing_bytes)] = False
+        self.can_write = [np.ones(N_CHOICES, dtype=bool) for _ in members]
+        """bool[257] for each member: the bytes that it has tokens for, and the end."""
+        for member, mask in zip(members, self.can_write, strict=True):
+            mask[list(member.vocabulary.missing_bytes)] = False
+        self._readable = np.logical_and.reduce(self.can_write)
         self._usual: dict[tuple[int, int, int], bool] = {}
+        self._masks: dict[tuple[int, ...], tuple[list[BoolArray], BoolArray]] = {}
+        """By the masks that come together again and again, those and what all of them allow."""
 
     def spelled(self, choice: int) -> bytes:
         return _BYTES[choice] if choice < END_OF_TEXT else b""
@@ -115,22 +122,35 @@ class ByteVoting:
         Raises NoCommonChoice if that is nothing.
         """
         votes = np.array([voter.vote() for voter in voters])
-        masks = {
-            id(mask): mask
+        masks = [
+            mask
             for voter, vote in zip(voters, votes, strict=True)
             if isinstance(voter, ByteVoter)
             for mask in voter.masks(vote)
-        }
+        ]
         if len(voters) < len(self.members):
-            votes *= self._readable
-        for mask in masks.values():  # for text between two characters, the same object with every member
-            votes *= mask
-        totals = votes.sum(axis=1, keepdims=True)
-        if not totals.any():
-            raise NoCommonChoice("No byte can follow that every member can read; leave out one of the members.")
-        totals[totals == 0] = 1
+            masks.append(self._readable)
+        votes *= self._allowed(masks)
+        totals = np.add.reduce(votes, axis=1, keepdims=True)
+        if not totals.all():
+            if not totals.any():
+                raise NoCommonChoice("No byte can follow that every member can read; leave out one of the members.")
+            totals[totals == 0] = 1
         votes /= totals
         return votes
+
+    def _allowed(self, masks: list[BoolArray]) -> BoolArray:
+        """bool[257]: what all of the masks allow. They are nearly always the same few."""
+        key = tuple(map(id, masks))
+        known = self._masks.get(key)
+        if known is None:
+            if len(self._masks) >= MOST_MASKS:
+                self._masks.clear()
+            allowed = np.ones(N_CHOICES, dtype=bool)
+            for mask in masks:
+                allowed &= mask
+            known = self._masks[key] = masks, allowed  # holding them, so that no other mask gets their ids
+        return known[1]
 
     def alone(self, voter: Voter) -> tuple[int, float]:
         """What one member likes best, and at least what its probability is once what others cannot take is masked; 0
@@ -170,9 +190,10 @@ def filled(votes: Votes) -> Votes:
     >>> filled(np.array([[0.25, 0.75], [0.0, 0.0]])).tolist()
     [[0.25, 0.75], [0.25, 0.75]]
     """
-    silent = ~votes.any(axis=1)
-    if not silent.any():
+    some = votes.any(axis=1)
+    if some.all():
         return votes
+    silent = ~some
     out: Votes = votes.copy()
     out[silent] = votes[~silent].mean(axis=0)
     return out
@@ -228,6 +249,8 @@ class Branch:
     """int[k]: the bytes that can follow."""
     sums: FloatArray | None = None
     """float64[k]: the probability of the tokens behind each of those."""
+    left: float = 0.0
+    """The sum of those."""
 
     @property
     def n_whole(self) -> int:
@@ -278,8 +301,8 @@ class ByteVoter:
         self._text = bytearray(prompt.tail)
         self._utf8 = Utf8(prompt.tail) if unit.utf8 else None
         self._missing = frozenset(self._vocabulary.missing_bytes)
-        self._cannot_write = np.zeros(N_CHOICES, dtype=bool)
-        self._cannot_write[list(self._missing)] = True
+        self._missing_at = np.array(sorted(self._missing), np.int64)
+        self._can_write = unit.can_write[number]
         self._captive = False
         self._branches: list[Branch] = []
         self._dormant: list[Dormant] = []
@@ -318,8 +341,7 @@ class ByteVoter:
         best = max(self._branches, key=self._share)
         if best.prefix or best.row is None:
             return None
-        masses, end, total = best.row
-        return masses / total, end / total
+        return best.row.masses / best.row.total, best.row.end / best.row.total
 
     def masks(self, vote: Probs) -> Iterator[BoolArray]:
         """bool[257] each: what can be chosen as far as this member is concerned is what all of them allow."""
@@ -328,7 +350,8 @@ class ByteVoter:
         if self._captive:
             yield vote > 0
         elif self._missing:
-            yield ~self._cannot_write | (vote > 0)
+            inside = vote.take(self._missing_at).any()  # of pieces
+            yield self._can_write | (vote > 0) if inside else self._can_write
 
     # The rounds.
 
@@ -406,7 +429,7 @@ class ByteVoter:
         best = max(self._branches, key=self._share)
         if best.prefix or best.row is None or self._captive or (self._utf8 and not self._utf8.allowed[END_OF_TEXT]):
             return None
-        masses, end, total = best.row
+        masses, end, total, _ = best.row
         k = int(masses.argmax()) if len(masses) else -1
         if k < 0 or end >= masses[k]:
             return Sure([END_OF_TEXT], end / total, []) if end / total > threshold else None
@@ -455,9 +478,11 @@ class ByteVoter:
                 vote[branch.next_bytes] += branch.weight * branch.sums
                 if not branch.prefix:
                     vote[END_OF_TEXT] += branch.weight * branch.row.end / branch.row.total
-            total = vote.sum()
-            self._vote = vote / total if total > 0 else vote
-            self._vote[self._vote < SMALLEST] = 0
+            total = float(np.add.reduce(vote))
+            if total > 0:
+                vote /= total
+            vote[vote < SMALLEST] = 0
+            self._vote = vote
         return self._vote
 
     def hear(self, choice: int) -> None:
@@ -562,23 +587,15 @@ class ByteVoter:
         """Split the branch's mass by the next byte."""
         if branch.sums is None:
             assert branch.row is not None
-            masses, _, total = branch.row
-            children = self._vocabulary.children(branch.prefix)
-            bounds = children.bounds
-            branch.next_bytes = children.next_bytes
-            if len(children.next_bytes):
-                sums = np.add.reduceat(masses[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0])
-                branch.sums = sums.astype(np.float64) / total  # weights may be beyond what single precision holds
-            else:
-                branch.sums = np.empty(0)
+            branch.next_bytes, branch.sums = self._row.by_next_byte(branch.row, branch.prefix)
+            branch.left = float(np.add.reduce(branch.sums))
 
     def _share(self, branch: Branch) -> float:
         """The branch's part of the member's mass, up to a common factor."""
         if branch.unread or not branch.prefix:
             return branch.weight
         self._look_ahead(branch)
-        assert branch.sums is not None
-        return branch.weight * float(branch.sums.sum())
+        return branch.weight * branch.left
 
     def _split(self, branch: Branch, byte: int) -> list[Branch]:
         """What a branch becomes with one more byte: itself, if some token goes on so, and a child for each token that
@@ -612,18 +629,21 @@ class ByteVoter:
             heavy = [k for k in ranked[: self._unit.max_branches] if shares[k] > 0]
             kept = [survivors[k] for k in heavy if shares[k] >= floor or survivors[k].pinned]
         self._remember_dropped(survivors, shares, kept)
-        lines = {id(b.line): b.line for b in (*self._branches, *survivors)}.values()
-        for line in lines:
-            line.branches = [b for b in kept if b.line is line]
-            if not line.branches:
-                self.member.drop(line.context)
+        changed = kept != self._branches or any(b.unread for b in kept)
+        if changed:
+            lines = {id(b.line): b.line for b in (*self._branches, *survivors)}.values()
+            for line in lines:
+                line.branches = [b for b in kept if b.line is line]
+                if not line.branches:
+                    self.member.drop(line.context)
         self._log_scale += math.log(total)
         self._branches = kept  # before any fork, which may fail
         for branch in kept:
             branch.weight /= total
-        for branch in kept:
-            if branch.unread and branch.line.branches != [branch]:
-                self._give_line(branch)
+        if changed:
+            for branch in kept:
+                if branch.unread and branch.line.branches != [branch]:
+                    self._give_line(branch)
         self._vote = None
         if self._is_barred():
             self._retell()
@@ -632,6 +652,8 @@ class ByteVoter:
         """What was dropped may be all that is left when the others choose what the kept branches cannot write. Where a
         kept branch has no open bytes, it can write all but bytes that stand only inside of pieces; so only what is
         inside of such a piece, perhaps, needs to be remembered."""
+        if len(survivors) == len(kept) and not self._dormant:
+            return
         self.n_dropped += len(survivors) - len(kept)
         if any(not b.prefix and not b.behind for b in kept):
             span, now = self._vocabulary.longest_with_missing, len(self._text)

@@ -14,7 +14,7 @@ from unisono.sampling import Tilt
 from unisono.vocabulary import Vocabulary
 
 PORTION = 1 << 15
-"""How many probabilities are worked on at once."""
+"""About how many probabilities are worked on at once: what stays in the processor's cache."""
 
 
 class Row(NamedTuple):
@@ -26,6 +26,8 @@ class Row(NamedTuple):
     """The mass of all ends."""
     total: float
     """The sum of both; a mass divided by it is a probability."""
+    groups: FloatArray
+    """float[n_groups]: the sums over pieces that begin with the same two bytes, or that are the same one byte."""
 
 
 class SortedRow:
@@ -35,8 +37,11 @@ class SortedRow:
         self.vocabulary = vocabulary
         self._order = vocabulary.order.astype(np.int64)  # numpy takes by int64 fastest
         self._ends = vocabulary.ends
-        used = np.concatenate([self._order, self._ends])
-        self._others = np.setdiff1d(np.arange(vocabulary.n_ids), used)
+        others = np.ones(vocabulary.n_ids, dtype=bool)
+        others[self._order] = others[self._ends] = False
+        self._others = np.flatnonzero(others)
+        starts, self._firsts, self._seconds = _groups(vocabulary)
+        self._portions = _portions(starts, len(self._order))
 
     def read(self, logits: FloatArray) -> Row:
         """Logits float[n_ids] as masses, control tokens left out.
@@ -55,6 +60,21 @@ class SortedRow:
         if not row.total > 0 or not logits.take(self._others).max(initial=-np.inf) < np.inf:
             raise FloatingPointError("no finite logits")
         return row
+
+    def by_next_byte(self, row: Row, prefix: bytes) -> tuple[IntArray, FloatArray]:
+        """The bytes that can follow the prefix inside a piece, int[k], and the probability of the tokens behind each of
+        them, float64[k]."""
+        children = self.vocabulary.children(prefix)
+        if not len(children.next_bytes):
+            return children.next_bytes, np.empty(0)
+        if not prefix:
+            sums = np.add.reduceat(row.groups, self._firsts)
+        elif len(prefix) == 1:
+            sums = row.groups[self._seconds[prefix]]
+        else:
+            sums = np.add.reduceat(row.masses[children.longer], children.starts)
+        # In double precision, since weights may be beyond what single precision holds.
+        return children.next_bytes, np.divide(sums, row.total, dtype=np.float64)
 
     @cached_property
     def _place(self) -> IntArray:
@@ -86,18 +106,64 @@ class SortedRow:
         total = row.total + float((masses[changed].astype(np.float64) - row.masses[changed]).sum())
         if not 0 < total < np.inf:
             raise FloatingPointError("penalties have left nothing")
-        return Row(masses, row.end, total)
+        starts = [at + starts for at, _, _, starts in self._portions]
+        groups = np.add.reduceat(masses, np.concatenate(starts)) if starts else row.groups
+        return Row(masses, row.end, total, groups)
 
     def _exp(self, logits: FloatArray, ends: FloatArray, top: float | np.floating[Any]) -> Row:
         masses: FloatArray = np.empty(len(self._order), dtype=logits.dtype)
         logits.take(self._order, out=masses, mode="clip")  # in this mode straight into `out`
-        total = 0.0
+        groups: FloatArray = np.empty(self._portions[-1].groups.stop if self._portions else 0, dtype=logits.dtype)
         with np.errstate(over="ignore"):
-            for at in range(0, len(masses), PORTION):  # portions stay in the processor's cache
-                part = masses[at : at + PORTION]
+            for at, end, where, starts in self._portions:
+                part = masses[at:end]
                 if top:
                     np.subtract(part, top, out=part)
-                total += float(np.exp(part, out=part).sum())
-            end = float(np.exp(ends - top).sum())
-        total += end
-        return Row(masses, end, total)
+                np.add.reduceat(np.exp(part, out=part), starts, out=groups[where])
+            of_end = float(np.exp(ends - top).sum())
+            return Row(masses, of_end, float(groups.sum(dtype=np.float64)) + of_end, groups)
+
+
+class Portion(NamedTuple):
+    """Neighbours in the order of the sorted pieces."""
+
+    at: int
+    end: int
+    groups: slice
+    """Which groups they are; no group is in two portions."""
+    starts: IntArray
+    """int64[n]: where in the portion each of these begins."""
+
+
+def _groups(vocabulary: Vocabulary) -> tuple[IntArray, IntArray, dict[bytes, slice]]:
+    """Where in the order of the sorted pieces each group begins, int64[n_groups]; which group is the first with each
+    first byte, int64[k]; and by first byte, the groups of two bytes."""
+    pieces = vocabulary.sorted_pieces
+    keys = np.fromiter((257 * p[0] + (p[1] + 1 if len(p) > 1 else 0) for p in pieces), np.int64, len(pieces))
+    starts = _changes(keys)
+    first, second = np.divmod(keys[starts], 257)
+    firsts = _changes(first)
+    seconds = {}
+    for begun, ended in zip(firsts.tolist(), [*firsts[1:].tolist(), len(starts)], strict=True):
+        seconds[bytes([first[begun]])] = slice(begun + int(second[begun] == 0), ended)
+    return starts, firsts, seconds
+
+
+def _changes(values: IntArray) -> IntArray:
+    """int64[n]: where another value begins, the first included."""
+    return np.flatnonzero(np.diff(values, prepend=-2))
+
+
+def _portions(starts: IntArray, n: int) -> list[Portion]:
+    """All of the order in portions of whole groups."""
+    out = []
+    begun = 0
+    while begun < len(starts):
+        at = int(starts[begun])
+        ended = max(int(np.searchsorted(starts, at + PORTION, side="right")) - 1, begun + 1)
+        if at + PORTION >= n:
+            ended = len(starts)
+        end = int(starts[ended]) if ended < len(starts) else n
+        out.append(Portion(at, end, slice(begun, ended), starts[begun:ended] - at))
+        begun = ended
+    return out
