@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import TypeAlias
 
-from unisono.drafting import MOST, Drafter
+from unisono.drafting import Costs, Drafter
 from unisono.errors import CacheFull, EnsembleError
 from unisono.members.base import Feed, Member
 from unisono.reading import Reader
@@ -74,10 +74,8 @@ class Engine:
         devices = list(dict.fromkeys(member.device for member in self._members))
         self._by_device = [[n for n, m in enumerate(self._members) if m.device == device] for device in devices]
         self._threads = ThreadPoolExecutor(len(devices), "member") if len(devices) > 1 else None
-        self.one_more: list[float | None] = [None] * len(self._members)
-        """What each further token and its row in a short forward cost, as a share of the first; None: not known."""
-        self.token_s: list[float | None] = [None] * len(self._members)
-        """The shortest time in which each has read one token so far; None where it has not yet."""
+        self.costs = Costs(len(self._members))
+        """What forwards for one context have taken so far."""
 
     @property
     def n_texts(self) -> int:
@@ -240,7 +238,8 @@ class Engine:
                 return [(number, pairs, exc)]
             return [trouble for pair in pairs for trouble in self._forward(number, [pair])]  # whose fault is it?
         seconds = time.perf_counter() - before
-        self._learn_speed(number, feeds, seconds)
+        if len(feeds) == 1 and len(feeds[0].ids) == feeds[0].rows:
+            self.costs.learn(number, feeds[0].rows, seconds)
         n_all = sum(len(feed.ids) for feed in feeds)
         found: list[_Trouble] = []
         at = 0
@@ -257,19 +256,6 @@ class Engine:
                 found.append((number, [(text, late)], exc))
             at += len(own)
         return found
-
-    def _learn_speed(self, number: int, feeds: Sequence[Feed], seconds: float) -> None:
-        """From a forward for one context: what one token takes, and what each further one costs."""
-        if len(feeds) > 1:
-            return
-        [feed] = feeds
-        known = self.token_s[number]
-        if len(feed.ids) == 1:
-            self.token_s[number] = seconds if known is None else min(seconds, known)
-        elif known and len(feed.ids) == feed.rows <= MOST:
-            more = max(seconds / known - 1, 0.0) / (len(feed.ids) - 1)
-            before = self.one_more[number]
-            self.one_more[number] = more if before is None else 0.8 * before + 0.2 * more
 
 
 _Waiting: TypeAlias = tuple[Text, Reader | Drafter]

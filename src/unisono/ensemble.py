@@ -12,7 +12,6 @@ from unisono.arrays import Probs, Votes, Weights
 from unisono.chat import PLAIN_STOP, Message, chat_prompt, check_kwargs, raw_prompt
 from unisono.choosing import Sampler, tilt_of
 from unisono.config import Config, MemberConfig, TextConfig, checked
-from unisono.drafting import LEARNING, ONE_MORE
 from unisono.engine import Engine, Text
 from unisono.errors import ConfigError, PromptError, UnknownName
 from unisono.members.base import Member
@@ -98,25 +97,15 @@ class Ensemble:
         """The gate's weight where it may outvote all others; 0 where the rule does not add up probabilities."""
         return float(self.weights[self.policy.gate]) if self.policy and self.rule == "linear" else 0.0
 
-    def _drafting(self) -> tuple[int, float, float, int] | None:
-        """The number of the member that drafts, so that the others can look ahead; its time for a token as a share of
-        theirs together; what each further token costs those; and for how many choices not to draft yet. None where
-        nobody drafts. With "auto" it is the one that has taken least for a token so far, or else the one with the
-        smallest vocabulary."""
+    def _drafting(self) -> int | None:
+        """The number of the member that drafts; None where nobody does. With "auto" it is the one that has taken least
+        for a token so far, or else the one with the smallest vocabulary."""
         if self._drafter is None or len(self.members) == 1:
             return None
-        known, more = self.engine.token_s, self.engine.one_more
         if self._drafter != "auto":
-            number = self.names.index(self._drafter)
-        else:
-            number = min(range(len(known)), key=lambda n: (known[n] or 0.0, self.members[n].vocabulary.n_ids))
-        own, others = known[number], {n: known[n] for n in range(len(known)) if n != number}
-        times = {n: seconds for n, seconds in others.items() if seconds is not None}
-        if own is None or len(times) < len(others):
-            return number, 0.2, ONE_MORE, LEARNING
-        total = sum(times.values())
-        further = sum(seconds * (ONE_MORE if (m := more[n]) is None else m) for n, seconds in times.items()) / total
-        return number, own / total, further, 0
+            return self.names.index(self._drafter)
+        costs = self.engine.costs
+        return min(range(len(self.members)), key=lambda n: (costs.one(n) or 0.0, self.members[n].vocabulary.n_ids))
 
     def _pool_voters(self, voters: Sequence[Voter]) -> Pooled:
         """All of the voters, or one alone."""
@@ -352,6 +341,7 @@ class Generation(Iterator[Step]):
                 sampler=Sampler(settings, unit.end, tilt if unit.tilts else None, unit.choice_of),
                 weights=ensemble.weights,
                 drafter=drafter,
+                costs=ensemble.engine.costs,
                 policy=ensemble.policy,
                 gate_weight=ensemble._gate_weight,
             )

@@ -16,7 +16,7 @@ import numpy as np
 from unisono.arrays import Weights
 from unisono.choosing import Sampler
 from unisono.config import TextConfig
-from unisono.drafting import Drafter
+from unisono.drafting import Costs, Drafter
 from unisono.policy import Threshold
 from unisono.reading import Reader
 from unisono.steps import Finish, MemberVote, Stats, Step, logprob
@@ -54,15 +54,20 @@ class Writing:
         *,
         sampler: Sampler,
         weights: Weights,
-        drafter: tuple[int, float, float, int] | None = None,
+        drafter: int | None = None,
+        costs: Costs | None = None,
         policy: Threshold | None = None,
         gate_weight: float = 0.0,
     ) -> None:
-        """`pool` takes all of the voters, or one alone."""
+        """`pool` takes all of the voters, or one alone. `drafter` is the number of the member that drafts; `costs` tell
+        how much of it pays."""
         self.unit, self.voters, self.pool, self.settings, self.stats = unit, voters, pool, settings, stats
         self.sampler, self._weights = sampler, weights
         self.readers = [Reader(number, voter) for number, voter in enumerate(voters)]
-        self.drafter = None if drafter is None else Drafter(self.readers[drafter[0]], *drafter[1:])
+        self.drafter: Drafter | None = None
+        if drafter is not None:
+            others = [number for number in range(len(voters)) if number != drafter]
+            self.drafter = Drafter(self.readers[drafter], others, costs or Costs(len(voters)))
         self.policy = policy
         """None: all vote at every step."""
         self._gate_weight = gate_weight
