@@ -322,6 +322,63 @@ def test_epsilon_bounds_how_many_branches_are_kept() -> None:
     assert few.n_dropped > 0 == many.n_dropped
 
 
+def forgetful(member: TableMember, n: int) -> TableMember:
+    """The same, but it only remembers the last n tokens."""
+    return TableMember("forgetful", member.vocabulary, lambda ids: member._answer(ids[-n:]))
+
+
+@given(tables(), st.integers(1, 2), st.booleans(), st.data())
+def test_merging_is_exact_for_a_member_that_looks_no_further_back(
+    drawn: TableMember, n: int, heal: bool, data: st.DataObject
+) -> None:
+    member = forgetful(drawn, n)
+    prompt = data.draw(prompts(member, heal))
+    voters = [
+        ByteVoting([member], epsilon=0, max_branches=NO_LIMIT, utf8=False, merge=merge).voter(0, prompt)
+        for merge in (n, 0)
+    ]
+    for _ in range(6):
+        for voter in voters:
+            settle(voter)
+        merged, all_apart = voters
+        np.testing.assert_allclose(merged.vote(), all_apart.vote(), atol=1e-9)
+        assert len(merged.branches) <= len(all_apart.branches)
+        if not can_follow(merged.vote()) or len(all_apart.branches) > 64:
+            break
+        byte = data.draw(st.sampled_from(can_follow(merged.vote())))
+        for voter in voters:
+            voter.hear(byte)
+    for voter in voters:
+        voter.close()
+    assert not member._contexts
+
+
+def test_branches_that_end_in_the_same_tokens_count_as_the_heaviest_of_them() -> None:
+    v = Vocabulary.build([b"a", b"b", b"ab", b" ", b"</s>"], {4: Kind.END})
+    member = constant(v, {0: 0.3, 1: 0.2, 2: 0.1, 3: 0.3, 4: 0.1})
+    found = {}
+    for merge in (0, 1, 2):
+        member.n_read = 0
+        voter = ByteVoting([member], epsilon=0.001, merge=merge).voter(0, MemberPrompt([3]))
+        for byte in b"ab  ":
+            settle(voter)
+            voter.hear(byte)
+        settle(voter)
+        lines = [list(ids) for _, ids in voter.lines]
+        found[merge] = (voter.n_merged, len(voter.branches), lines, member.n_read)
+        assert voter.vote()[[97, 98]] == pytest.approx([0.4, 0.2])
+    apart = [[3, 0, 1, 3, 3], [3, 2, 3, 3]]  # "a" "b" has 0.3 * 0.2, "ab" 0.1
+    assert found[0][:2] == (0, 2) and sorted(found[0][2]) == apart
+    assert found[1][:3] == (1, 1, [apart[1]]) and found[2][:3] == (1, 1, [apart[1]])
+    assert found[1][3] < found[2][3] < found[0][3]
+
+
+def test_nothing_is_merged_at_epsilon_0_unless_one_asks_for_it() -> None:
+    members = [constant(V, {0: 0.5, 1: 0.5})]
+    merged = [ByteVoting(members, epsilon=e, merge=m).merge for e, m in ((0, None), (0.1, None), (0, 3), (0.1, 0))]
+    assert merged == [0, 2, 3, 0]
+
+
 def test_no_more_than_max_branches_are_kept_and_the_heaviest_are() -> None:
     member = TableMember.random("m", V, seed=2, spread=0.5)
     true = exact([member]).voter(0, MemberPrompt([0]))

@@ -129,6 +129,9 @@ class Config(TextConfig):
     epsilon: float = Field(default=0.01, ge=0, lt=1)
     """In voting on bytes, the share below which one of a member's branches is dropped; 0 is exact (up to
     64 branches) and slow."""
+    merge: int | None = Field(default=None, ge=0)
+    """In voting on bytes, branches whose last tokens, so many, are the same count as one; 0: never. null: 2, and 0
+    where epsilon is 0."""
     respell: Literal["none", "word"] = "none"
     """In voting on pieces, word has every member read each finished word anew in its own tokens; the text stays."""
     utf8: bool = True

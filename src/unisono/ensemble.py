@@ -41,6 +41,7 @@ class Ensemble:
         vote: str = "bytes",
         rule: str = "linear",
         epsilon: float = EPSILON,
+        merge: int | None = None,
         utf8: bool = True,
         plausibility: float | None = None,
         top_union: int | None = None,
@@ -79,7 +80,7 @@ class Ensemble:
                 self.members, top_union=TOP_UNION if top_union is None else top_union, respell=respell == "word"
             )
             if vote == "pieces"
-            else ByteVoting(self.members, epsilon=epsilon, utf8=utf8)
+            else ByteVoting(self.members, epsilon=epsilon, merge=merge, utf8=utf8)
         )
         self.engine = Engine(self.unit)
         """Where its texts are written."""
@@ -153,6 +154,7 @@ class Ensemble:
                 vote=config.vote,
                 rule=config.rule,
                 epsilon=config.epsilon,
+                merge=config.merge,
                 utf8=config.utf8,
                 plausibility=config.plausibility,
                 top_union=config.top_union,

@@ -123,7 +123,7 @@ def alone(ensemble: Ensemble, config: Config) -> dict[str, Ensemble]:
     """Each member as an ensemble of one, by name; it shares the member's model and must not be closed."""
     from unisono.ensemble import Ensemble
 
-    of_ours = ("vote", "rule", "epsilon", "utf8", "plausibility", "top_union")
+    of_ours = ("vote", "rule", "epsilon", "merge", "utf8", "plausibility", "top_union")
     options = {key: getattr(config, key) for key in of_ours}
     return {member.name: Ensemble([member], **options) for member in ensemble.members}
 

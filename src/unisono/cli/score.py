@@ -192,7 +192,7 @@ def origin(
         | ({} if m["sha256"] else {"model": m["model"]})
         for m, config in zip(members, wanted.members, strict=True)
     ]
-    rules = {"rule": wanted.rule, "epsilon": wanted.epsilon, "utf8": wanted.utf8}
+    rules = {"rule": wanted.rule, "epsilon": wanted.epsilon, "merge": wanted.merge, "utf8": wanted.utf8}
     if wanted.rule == "contrastive":
         rules["plausibility"] = PLAUSIBILITY if wanted.plausibility is None else wanted.plausibility
     texts = [{"sha256": s.sha256, "bytes": s.bytes} for s in scores]

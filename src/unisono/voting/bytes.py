@@ -47,6 +47,10 @@ EPSILON = 0.01
 """The share of a member's branches below which one is dropped, unless the user says otherwise."""
 
 
+MERGE = 2
+"""Branches whose last tokens, so many, are the same count as one, unless the user says otherwise or epsilon is 0."""
+
+
 def most_branches(epsilon: float) -> int:
     """How many branches a member keeps at most, unless it is said: more where none is dropped for being light."""
     return MOST_BRANCHES if epsilon > 0 else 4 * MOST_BRANCHES
@@ -61,6 +65,8 @@ class ByteVoting:
         max_branches: How many branches a member keeps at most, the heaviest; None is 16, and 64 at epsilon 0.
         utf8: Mask, before pooling, what cannot go on with valid UTF-8.
         canonical: Drop branches that the member's tokenizer would not write.
+        merge: Take branches whose last tokens, so many, are the same for one; 0 never does. None is 2, and 0 at
+            epsilon 0.
     """
 
     end = END_OF_TEXT
@@ -73,6 +79,7 @@ class ByteVoting:
         max_branches: int | None = None,
         utf8: bool = True,
         canonical: bool = False,
+        merge: int | None = None,
     ) -> None:
         self.members = members
         if not 0 <= epsilon < 1:
@@ -80,6 +87,7 @@ class ByteVoting:
         if max_branches is None:
             max_branches = most_branches(epsilon)
         self.epsilon, self.max_branches, self.utf8, self.canonical = epsilon, max_branches, utf8, canonical
+        self.merge = merge if merge is not None else MERGE if epsilon > 0 else 0
         self.sorted = [SortedRow(m.vocabulary) for m in members]
         self.can_write = [np.ones(N_CHOICES, dtype=bool) for _ in members]
         """bool[257] for each member: the bytes that it has tokens for, and the end."""
@@ -312,6 +320,8 @@ class ByteVoter:
         self._vote: Probs | None = None
         self.n_dropped = 0
         """How many branches were dropped for their small share."""
+        self.n_merged = 0
+        """How many branches were merged with others."""
         self.n_retold = 0
         """How often no branch could go on with what the others chose."""
         line = Line(*begin_context(self.member, prompt.ids, held))
@@ -617,6 +627,8 @@ class ByteVoter:
     def _keep(self, survivors: list[Branch]) -> None:
         """Drop what has too small a share, scale the weights, and give children a line to stand on. The heaviest always
         stays; if none has any share, take up a dropped one, or tokenise the text anew."""
+        if self._unit.merge and len(survivors) > 1 and any(b.unread for b in survivors):
+            survivors = self._merged(survivors, self._unit.merge)
         shares = [self._share(b) for b in survivors]
         total = sum(shares)
         if not total > SMALLEST:
@@ -647,6 +659,24 @@ class ByteVoter:
         self._vote = None
         if self._is_barred():
             self._retell()
+
+    def _merged(self, branches: Sequence[Branch], n: int) -> list[Branch]:
+        """The branches, of those whose last n tokens and open bytes are the same only the heaviest, with the weights of
+        all: how the text before those was cut into tokens hardly matters to a model."""
+        alike: dict[tuple[bytes, tuple[int, ...]], list[Branch]] = {}
+        out = []
+        for branch in branches:
+            if branch.behind or branch.pinned or branch.n_whole < n:
+                out.append(branch)
+            else:
+                read = branch.line.ids[max(branch.n - n, 0) : branch.n]
+                alike.setdefault((branch.prefix, tuple([*read, *branch.unread][-n:])), []).append(branch)
+        for same in alike.values():
+            heaviest = max(same, key=lambda b: b.weight)
+            heaviest.weight = sum(b.weight for b in same)
+            out.append(heaviest)
+        self.n_merged += len(branches) - len(out)
+        return out
 
     def _remember_dropped(self, survivors: Sequence[Branch], shares: Sequence[float], kept: Sequence[Branch]) -> None:
         """What was dropped may be all that is left when the others choose what the kept branches cannot write. Where a
