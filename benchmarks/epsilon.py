@@ -1,5 +1,5 @@
-"""What dropping branches costs and saves: for several ε, the mean total variation distance of a member's byte votes to
-those at ε = 1e-6, over positions of real text, and the tokens read for each token of the text.
+"""What dropping and merging branches costs and saves: for several ε, the mean total variation distance of a member's
+byte votes to those at ε = 1e-6 without merging, over positions of real text, and the tokens read for each of the text.
 
     python benchmarks/epsilon.py
 """
@@ -15,7 +15,7 @@ from unisono.arrays import FloatArray
 from unisono.chat import raw_prompt
 from unisono.members.base import Member
 from unisono.reading import Reader
-from unisono.voting.bytes import ByteVoting
+from unisono.voting.bytes import MERGE, ByteVoting
 
 EXACT = 1e-6
 TEXT = (
@@ -24,9 +24,11 @@ TEXT = (
 )
 
 
-def votes_along(member: Member, text: bytes, epsilon: float, canonical: bool = False) -> tuple[FloatArray, int, float]:
+def votes_along(
+    member: Member, text: bytes, epsilon: float, merge: int = 0, canonical: bool = False
+) -> tuple[FloatArray, int, float]:
     """float64[n_bytes, 257] votes along a known text, the tokens read for its bytes, and the bits per byte."""
-    unit = ByteVoting([member], epsilon=epsilon, max_branches=64, canonical=canonical)
+    unit = ByteVoting([member], epsilon=epsilon, max_branches=64, merge=merge, canonical=canonical)
     start = text.index(b" ") + 1
     voter = unit.voter(0, raw_prompt(member, text[:start]))
     reader = Reader(0, voter, text[start:])
@@ -49,22 +51,23 @@ def main() -> None:
     args = arguments(__doc__ or "", positions=200, texts=4)
     texts = [path.read_bytes() for path in sorted(DATA.glob("text-*-dev.txt"))[: args.texts]] or [TEXT.encode()]
     texts = [text[: args.positions + 20].decode(errors="ignore").encode() for text in texts]
-    settings = [(0.0001, False), (0.001, False), (0.01, False), (0.03, False), (0.1, False), (0.01, True)]
+    settings = [(epsilon, merge, False) for epsilon in (0.0001, 0.001, 0.01, 0.1) for merge in (0, MERGE)]
+    settings.append((0.01, 0, True))
     rows: list[list[object]] = []
     with load(args, n_contexts=256, n_cells=8192) as ensemble:
         for member in ensemble.members:
             n_tokens = sum(len(member.encode(text.decode())) for text in texts)
             exact = [votes_along(member, text, EXACT) for text in texts]
-            rows.append([member.name, f"{EXACT:g}", 0.0, *_means([(n, bits) for _, n, bits in exact], n_tokens)])
-            for epsilon, canonical in settings:
-                found = [votes_along(member, text, epsilon, canonical) for text in texts]
+            rows.append([member.name, f"{EXACT:g}", 0, 0.0, *_means([(n, bits) for _, n, bits in exact], n_tokens)])
+            for epsilon, merge, canonical in settings:
+                found = [votes_along(member, text, epsilon, merge, canonical) for text in texts]
                 pairs = zip(found, exact, strict=True)
                 distance = np.mean([0.5 * np.abs(a - b).sum(axis=1).mean() for (a, *_), (b, *_) in pairs])
                 costs = _means([(n, bits) for _, n, bits in found], n_tokens)
                 label = f"{epsilon:g}" + (", usual pairs only" if canonical else "")
-                rows.append([member.name, label, float(distance), *costs])
-    columns = ["member", "ε", "mean TV distance", "forwards a token", "bits per byte"]
-    title = f"Dropping branches, over {sum(map(len, texts))} bytes of {len(texts)} texts"
+                rows.append([member.name, label, merge, float(distance), *costs])
+    columns = ["member", "ε", "merge", "mean TV distance", "tokens read a token", "bits per byte"]
+    title = f"Dropping and merging branches, over {sum(map(len, texts))} bytes of {len(texts)} texts"
     print_table(title, columns, rows)
 
 

@@ -1,4 +1,4 @@
-"""What looking ahead, threshold mode and many texts at once bring, beside a vote at every step, in one run.
+"""What looking ahead and threshold mode bring, beside a vote at every step, in one run.
 
 python benchmarks/modes.py --vote pieces
 python benchmarks/modes.py --vote pieces --long 512     # and whether threshold mode slows down
@@ -23,17 +23,6 @@ def timed(ensemble: Ensemble, prompt: str, n: int) -> tuple[float, Stats]:
     return 1000 * (stats.wall_s - stats.first_s) / (stats.n_tokens - stats.first_tokens), stats
 
 
-def together(ensemble: Ensemble, prompts: list[str], n: int) -> float:
-    """Tokens a second of all these texts, written side by side."""
-    generations = [ensemble.generate(prompt, max_tokens=n, ignore_end=True) for prompt in prompts]
-    begun = perf_counter()
-    for generation in generations:
-        next(generation)
-    for generation in generations:
-        generation.run()
-    return sum(generation.stats.n_tokens for generation in generations) / (perf_counter() - begun)
-
-
 def parts(ensemble: Ensemble, prompt: str, n: int) -> tuple[float, float]:
     """Milliseconds a token over the first 64 and the last 64 of so many tokens, after the first step."""
     at = [0.0] * (n + 1)
@@ -45,11 +34,9 @@ def parts(ensemble: Ensemble, prompt: str, n: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    args = arguments(
-        __doc__ or "", max_tokens=64, repeat=3, vote="bytes", threshold=0.5, gate="gemma3-270m", texts=16, long=0
-    )
-    prompts = dev_prompts(max(args.texts, args.repeat))
-    with load(args, vote=args.vote, n_contexts=256, n_cells=16384) as plain:
+    args = arguments(__doc__ or "", max_tokens=64, repeat=3, vote="bytes", threshold=0.5, gate="gemma3-270m", long=0)
+    prompts = dev_prompts(args.repeat)
+    with load(args, vote=args.vote) as plain:
         members, weights = plain.members, plain.weights.tolist()
         names = [member.name for member in members]
         gate = names.index(args.gate)
@@ -75,13 +62,6 @@ def main() -> None:
             rows.append([name, median(times[name]), median(ratios), voted, lag])
         columns = ["way", "ms/token", "times as fast", "steps voted", "ms/token of others than the gate"]
         print_table(f"On {args.vote}: medians over {args.repeat} texts; the gate is {args.gate}", columns, rows)
-        one = median([together(plain, [prompt], args.max_tokens) for prompt in prompts[:2]])
-        many = together(plain, prompts[: args.texts], args.max_tokens)
-        print_table(
-            "Tokens a second of all texts",
-            ["texts at once", "tokens/s", "times one"],
-            [[1, one, 1.0], [args.texts, many, many / one]],
-        )
         if args.long:
             early, late = parts(gated, prompts[0], args.long)
             print_table(
