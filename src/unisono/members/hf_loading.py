@@ -102,6 +102,7 @@ def load(wish: Wish) -> Loaded:
             ignore_mismatched_sizes=True,  # which are refused below, by name
         )
         _check_weights(wish.where, model, found)
+        _check_map(wish, model)
         if wish.device_map is None and wish.max_memory is None and wish.quantization == "none":
             model.to(device)
     if all(parameter.device.type == "meta" for parameter in model.parameters()):
@@ -137,6 +138,18 @@ def _check_weights(where: str, model: Any, found: Mapping[str, Any]) -> None:
             "%s holds %d weights that its config.json has no place for, such as %s: they are left out.",
             where, len(unexpected), unexpected[0],
         )  # fmt: skip
+
+
+def _check_map(wish: Wish, model: Any) -> None:
+    """Refuse a device_map with a name that is no part of the model, which would be passed over. Raises ConfigError."""
+    if not isinstance(wish.device_map, Mapping):
+        return
+    known = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    if unknown := sorted(set(wish.device_map) - known):
+        parts = ", ".join(name for name, _ in model.named_children())
+        raise ConfigError(
+            f"device_map: {wish.where} has no part named {unknown[0]!r}. Its outermost are {parts}; '' is all of it."
+        )
 
 
 def _device(wish: Wish, torch: Any) -> Any:
