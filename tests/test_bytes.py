@@ -294,7 +294,7 @@ def test_the_votes_differ_from_the_exact_ones_by_no_more_than_epsilon_for_every_
         member = TableMember.random("m", V, seed, spread=3.0)
         prompt = MemberPrompt([0])
         true = exact([member]).voter(0, prompt)
-        near = ByteVoting([member], epsilon=epsilon, max_branches=NO_LIMIT, utf8=False).voter(0, prompt)
+        near = ByteVoting([member], epsilon=epsilon, max_branches=NO_LIMIT, utf8=False, merge=0).voter(0, prompt)
         random = np.random.default_rng(seed)
         for _ in range(10):
             settle(true)
@@ -375,8 +375,9 @@ def test_branches_that_end_in_the_same_tokens_count_as_the_heaviest_of_them() ->
 
 def test_nothing_is_merged_at_epsilon_0_unless_one_asks_for_it() -> None:
     members = [constant(V, {0: 0.5, 1: 0.5})]
-    merged = [ByteVoting(members, epsilon=e, merge=m).merge for e, m in ((0, None), (0.1, None), (0, 3), (0.1, 0))]
-    assert merged == [0, 2, 3, 0]
+    units = [ByteVoting(members, epsilon=e, merge=m) for e, m in ((0, None), (0.1, None), (0, 3), (0.1, 0))]
+    assert [unit.merge for unit in units] == [0, 2, 3, 0]
+    assert [unit.max_branches for unit in units] == [64, 8, 64, 16]
 
 
 def test_no_more_than_max_branches_are_kept_and_the_heaviest_are() -> None:

@@ -470,7 +470,10 @@ def test_what_is_slow_is_said_once_and_why(hf_model: Callable[[str], Path], capl
         ({"attention": "unisono"}, "attention: 'unisono' is ours"),
         ({"device": "meta"}, "has nowhere to lie"),
         ({"max_memory": {"cpu": "1KB"}}, "has nowhere to lie"),
-        ({"device_map": {"": "cpu", "modle": "cpu"}}, "device_map: .* has no part named 'modle'. Its outermost are model,"),
+        (
+            {"device_map": {"": "cpu", "modle": "cpu"}},
+            "device_map: .* has no part named 'modle'. Its outermost are model,",
+        ),
     ],
 )
 def test_an_option_that_cannot_be_honoured_is_refused_by_name(

@@ -196,7 +196,7 @@ def _with_room(config: Config, n_texts: int) -> Config:
     """The same members with contexts for so many texts, where nothing is said of them."""
     from unisono.voting.bytes import most_branches
 
-    per_text = most_branches(config.epsilon) if config.vote == "bytes" else 1
+    per_text = most_branches(config.epsilon, config.merge) if config.vote == "bytes" else 1
     members = [
         member
         if "n_contexts" in member.model_fields_set

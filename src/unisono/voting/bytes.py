@@ -34,8 +34,9 @@ N_CHOICES = 257
 SMALLEST = 1e-290
 """A mass below this is none: its inverse is still a number."""
 
-MOST_BRANCHES = 16
-"""How many branches a member keeps at most, unless the user says otherwise; at epsilon 0, four times as many."""
+MOST_BRANCHES = 8
+"""How many branches a member keeps at most, unless the user says otherwise: with those merged that end alike, there
+are hardly ever more than 4. Where none is merged it is twice as many, and where none is dropped either, 8 times."""
 
 MOST_DORMANT = 64
 """How many dropped branches are remembered, the heaviest; twice as many until they are counted."""
@@ -51,9 +52,16 @@ MERGE = 2
 """Branches whose last tokens, so many, are the same count as one, unless the user says otherwise or epsilon is 0."""
 
 
-def most_branches(epsilon: float) -> int:
-    """How many branches a member keeps at most, unless it is said: more where none is dropped for being light."""
-    return MOST_BRANCHES if epsilon > 0 else 4 * MOST_BRANCHES
+def merged_tokens(epsilon: float, merge: int | None) -> int:
+    """How many last tokens branches have to share to count as one, with these settings; 0: they never do."""
+    return merge if merge is not None else MERGE if epsilon > 0 else 0
+
+
+def most_branches(epsilon: float, merge: int | None = None) -> int:
+    """How many branches a member keeps at most with these settings, unless it is said."""
+    if epsilon == 0:
+        return 8 * MOST_BRANCHES
+    return MOST_BRANCHES if merged_tokens(epsilon, merge) else 2 * MOST_BRANCHES
 
 
 class ByteVoting:
@@ -62,7 +70,8 @@ class ByteVoting:
     Args:
         members: Who votes.
         epsilon: Branches with a smaller share of a member's mass are dropped; 0 is exact as far as max_branches go.
-        max_branches: How many branches a member keeps at most, the heaviest; None is 16, and 64 at epsilon 0.
+        max_branches: How many branches a member keeps at most, the heaviest; None is 8, 16 without merging, and 64 at
+            epsilon 0.
         utf8: Mask, before pooling, what cannot go on with valid UTF-8.
         canonical: Drop branches that the member's tokenizer would not write.
         merge: Take branches whose last tokens, so many, are the same for one; 0 never does. None is 2, and 0 at
@@ -85,9 +94,9 @@ class ByteVoting:
         if not 0 <= epsilon < 1:
             raise ConfigError(f"epsilon is {epsilon}: give a share from 0 to below 1.")
         if max_branches is None:
-            max_branches = most_branches(epsilon)
+            max_branches = most_branches(epsilon, merge)
         self.epsilon, self.max_branches, self.utf8, self.canonical = epsilon, max_branches, utf8, canonical
-        self.merge = merge if merge is not None else MERGE if epsilon > 0 else 0
+        self.merge = merged_tokens(epsilon, merge)
         self.sorted = [SortedRow(m.vocabulary) for m in members]
         self.can_write = [np.ones(N_CHOICES, dtype=bool) for _ in members]
         """bool[257] for each member: the bytes that it has tokens for, and the end."""
