@@ -209,7 +209,8 @@ def test_whatever_the_others_choose_a_vote_is_a_distribution_and_the_contexts_ho
     """The others choose any byte that the voter says it can take, likely or not."""
     prompt = data.draw(prompts(member, heal))
     most = data.draw(st.integers(1, 6))
-    unit = ByteVoting([member], epsilon=epsilon, max_branches=most, utf8=utf8, canonical=canonical)
+    merge = data.draw(st.sampled_from([None, 0, 1, 2]))
+    unit = ByteVoting([member], epsilon=epsilon, max_branches=most, utf8=utf8, canonical=canonical, merge=merge)
     voter = unit.voter(0, prompt)
     text = b""
     for _ in range(10):
@@ -239,7 +240,9 @@ def test_whatever_the_others_choose_a_vote_is_a_distribution_and_the_contexts_ho
 def test_any_text_can_be_heard_by_a_member_that_can_write_it(
     member: TableMember, epsilon: float, text: bytes, heal: bool, data: st.DataObject
 ) -> None:
-    voter = ByteVoting([member], epsilon=epsilon, max_branches=4, utf8=False).voter(0, data.draw(prompts(member, heal)))
+    merge = data.draw(st.sampled_from([None, 0, 1, 2]))
+    unit = ByteVoting([member], epsilon=epsilon, max_branches=4, utf8=False, merge=merge)
+    voter = unit.voter(0, data.draw(prompts(member, heal)))
     for byte in text:
         settle(voter)
         assert voter.vote().sum() == pytest.approx(1)
