@@ -40,7 +40,7 @@ def votes_along(
             reader.catch_up()
             [vote] = unit.ballot([voter])
         rows.append(vote)
-        bits -= float(np.log2(vote[byte])) if vote[byte] > 0 else np.inf
+        bits -= float(np.log2(vote[byte])) if vote[byte] > 0 else -np.inf
         reader.hear(byte)
         n_branches += sum(1 for _ in voter.pending())
     voter.close()
