@@ -1,12 +1,15 @@
 """Whether a GGUF file reads alike through llama.cpp and, unpacked to float32, through transformers: its tokens, and the
 likeliest next token at many places of a text. Beside it, how far llama.cpp agrees with itself when it reads the same
-one token at a time: its arithmetic rounds activations to 8 bits, and how that falls out depends on the size of a batch.
+one token at a time: with quantised weights it rounds activations to 8 bits, and how that falls out depends on the size
+of a batch. And how far the two agree where llama.cpp too has the same weights in float32, and need not round.
 
     python benchmarks/hf_agreement.py -m gguf:MODEL.gguf --positions 2000
 """
 
 from __future__ import annotations
 
+import ctypes
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +36,18 @@ def favourites(member: Member, stretches: list[list[int]]) -> np.ndarray[tuple[i
     return np.concatenate(out)
 
 
+def unpacked(path: Path, folder: str) -> Path:
+    """The same weights in float32, as a GGUF file that llama.cpp writes; 4 bytes a weight."""
+    from llama_cpp import llama_cpp
+
+    out = Path(folder) / f"{path.stem}-float32.gguf"
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
+    if llama_cpp.llama_model_quantize(str(path).encode(), str(out).encode(), ctypes.byref(params)):
+        raise SystemExit(f"llama.cpp could not unpack {path} into {folder}.")
+    return out
+
+
 def main() -> None:
     args = arguments(__doc__ or "", positions=2000, text=str(DATA / "text-multilingual-dev.txt"))
     text = Path(args.text).read_text(encoding="utf-8")
@@ -50,14 +65,18 @@ def main() -> None:
         stretches[-1] = stretches[-1][: args.positions - WINDOW * (len(stretches) - 1)]
         small = open_member(MemberConfig(model=f"gguf:{path}", n_batch=1, **sizes), "small")
         a, b, c = (favourites(member, stretches) for member in (through_llama, through_torch, small))
+        small.close()
+        with tempfile.TemporaryDirectory() as folder:
+            plain = open_member(MemberConfig(model=f"gguf:{unpacked(path, folder)}", **sizes), "plain")
+            d = favourites(plain, stretches)
+            plain.close()
         tokens = "all" if ids == others else "not all"
         pieces = "all" if same_pieces else "not all"
-        shares = [f"{np.mean(a == b):.1%}", f"{np.mean(a == c):.1%}", f"{np.mean(b == c):.1%}", len(a)]
-        rows.append([path.name[:20], f"{tokens} of {len(ids):,}", pieces, *shares])
-        small.close()
+        shares = [f"{np.mean(x == y):.1%}" for x, y in ((b, d), (a, b), (a, c))]
+        rows.append([path.name[:20], f"{tokens} of {len(ids):,}", pieces, *shares, len(a)])
         through_llama.close()
         through_torch.close()
-    columns = ["file", "tokens alike", "pieces alike", "both", "llama.cpp, itself", "both, one by one", "places"]
+    columns = ["file", "tokens alike", "pieces alike", "both, float32", "both", "llama.cpp, one by one", "places"]
     print_table(f"llama.cpp beside transformers, on {Path(args.text).name}", columns, rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import shutil
@@ -693,5 +694,30 @@ def test_one_model_through_llama_cpp_and_through_transformers_agree_and_write_to
         assert distance(read_anew(hf, ids), read_anew(gguf, ids)) < 0.15
         text = Ensemble([hf, gguf]).generate("The capital of France is", max_tokens=6).run()
         assert "Paris" in text
+    finally:
+        gguf.close()
+
+
+@pytest.mark.models
+@pytest.mark.slow
+def test_where_llama_cpp_has_the_weights_in_float32_too_both_find_the_same_tokens_likeliest(
+    load: Load, model_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from llama_cpp import llama_cpp
+
+    hf = load("smollm2-135m", n_ctx=512, n_batch=512)
+    path = tmp_path / "float32.gguf"
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
+    source = str(model_file("smollm2-135m")).encode()
+    assert llama_cpp.llama_model_quantize(source, str(path).encode(), ctypes.byref(params)) == 0
+    gguf = LlamaCppMember(path, "float32", n_threads=1, n_ctx=512, n_contexts=2)
+    try:
+        ids = line(hf, 400)
+        ours, theirs = (read(m, m.new(), 0, ids, len(ids)).argmax(axis=1) for m in (hf, gguf))
+        assert np.mean(ours == theirs) > 0.98
+        prompt = "The capital of France is"
+        texts = [Ensemble([member]).generate(prompt, max_tokens=12).run() for member in (hf, gguf)]
+        assert texts[0] == texts[1]
     finally:
         gguf.close()
