@@ -83,6 +83,14 @@ def test_a_sentencepiece_table_is_read_as_bytes(path: Path) -> None:
     assert (v.begin, v.space_prefix) == ((1,), True)
 
 
+def test_a_mark_that_the_file_calls_user_defined_is_no_text(path: Path) -> None:
+    tokens = [("a", NORMAL), ("<start_of_image>", USER_DEFINED), ("<|user|>", USER_DEFINED), ("<h1>", USER_DEFINED)]
+    header = read(path, gguf(tokenizer("llama", tokens)))
+    v = header.vocabulary()
+    assert list(v.pieces) == [b"a", b"", b"", b"<h1>"]
+    assert (v.controls.tolist(), header.user_defined().tolist()) == ([1, 2], [1, 2, 3])
+
+
 def test_every_key_that_names_ends_counts_and_ids_beyond_the_table_do_not(path: Path) -> None:
     tokens = [("a", NORMAL), ("b", NORMAL), ("<1>", CONTROL), ("<2>", CONTROL), ("<3>", CONTROL), ("<4>", CONTROL)]
     more = {"eos_token_id": 2, "eot_token_id": 3, "eom_token_id": 99, "eos_token_ids": [4, 5, -1]}

@@ -265,6 +265,14 @@ def test_every_way_to_stop_is_an_end(open_model: Load, name: str, expected: set[
     assert expected <= {v.marks[i].decode() for i in v.ends.tolist()}
 
 
+@pytest.mark.parametrize("text", ["<start_of_image>", "a <end_of_image><start_of_image>, [multimodal]", "<h1>x</h1>"])
+def test_a_mark_of_an_image_is_never_chosen_and_stays_text_where_a_text_spells_it(open_model: Load, text: str) -> None:
+    model = open_model("gemma3-270m")
+    assert {255_999, 256_000} <= set(model.vocabulary.controls.tolist())
+    assert model.vocabulary.join(model.encode(text)) == text.encode()
+    assert model.encode("<start_of_image>", special=True) == [255_999]
+
+
 # llama.cpp's own texts
 
 MAX_TOKENS = 64

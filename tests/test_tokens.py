@@ -32,6 +32,7 @@ def test_tokens_read_together_are_read_as_each_alone(tokens: list[str]) -> None:
 
 
 def test_names_of_roles_look_like_control_tokens_and_code_does_not() -> None:
-    names = ["<|user|>", "<｜User｜>", "<unused12>", "<pad>", "[@BOS@]"]
+    names = ["<|user|>", "<｜User｜>", "<unused12>", "<pad>", "[@BOS@]", "<end_of_image>", "<audio_soft_token>"]
     assert all(map(looks_like_control, names))
-    assert not any(map(looks_like_control, ["<|>", "<||>", "<tool_call>", "<|", "a|>", "", "<h1>", " <|user|>"]))
+    no_names = ["<|>", "<||>", "<tool_call>", "<|", "a|>", "", "<h1>", "<img>", " <|user|>"]
+    assert not any(map(looks_like_control, no_names))

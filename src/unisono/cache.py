@@ -20,7 +20,7 @@ Tables = dict[str, npt.NDArray[Any]]
 
 File = IO[bytes]
 
-FORMAT = 1
+FORMAT = 2
 """Part of every name; raised when what is stored changes."""
 
 COUNT = "n_tables"

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from unisono import cache
+from unisono.arrays import IntArray
 from unisono.errors import ModelFileError, UnsupportedModel
-from unisono.tokens import SPACE_MARK, byte_level_piece
+from unisono.tokens import SPACE_MARK, byte_level_piece, looks_like_control
 from unisono.vocabulary import Kind, Vocabulary
 
 _SCALARS = ("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")
@@ -75,6 +76,10 @@ class GGUFHeader:
                 raise ModelFileError(f"{path} cannot be read: {exc}.") from exc
             with data:
                 return cls(path, _parse(data, path))
+
+    def user_defined(self) -> IntArray:
+        """int64[n]: the ids that llama.cpp finds in any text, however it is asked to read it."""
+        return np.flatnonzero(np.asarray(self.metadata.get("tokenizer.ggml.token_type", [])) == _USER_DEFINED)
 
     def vocabulary(self) -> Vocabulary:
         """The vocabulary as the tables tell it; ends are those that the metadata names.
@@ -233,15 +238,18 @@ class _Reader:
 _Tables = tuple[list[bytes], np.ndarray[Any, Any]]
 
 
-def _kinds(types: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _kinds(tokens: list[bytes], types: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     kinds = np.full(len(types), Kind.CONTROL, dtype=np.uint8)  # unknown, unused and control tokens are no text
     kinds[(types == _NORMAL) | (types == _USER_DEFINED)] = Kind.TEXT
     kinds[types == _BYTE] = Kind.BYTE
+    for i in np.flatnonzero(types == _USER_DEFINED).tolist():  # so some files call marks of turns and images, too
+        if looks_like_control(tokens[i].decode(errors="replace")):
+            kinds[i] = Kind.CONTROL
     return kinds
 
 
 def _read_byte_level(tokens: list[bytes], types: np.ndarray[Any, Any]) -> _Tables:
-    kinds = _kinds(types)
+    kinds = _kinds(tokens, types)
     pieces = []
     for token, type_ in zip(tokens, types.tolist(), strict=True):
         piece = byte_level_piece(token.decode()) if type_ == _NORMAL else None
@@ -259,7 +267,7 @@ def _read_sentencepiece(tokens: list[bytes], types: np.ndarray[Any, Any]) -> _Ta
             pieces.append(token.replace(space, b" "))
         else:
             pieces.append(token)
-    return pieces, _kinds(types)
+    return pieces, _kinds(tokens, types)
 
 
 _READERS: dict[str, Callable[[list[bytes], np.ndarray[Any, Any]], _Tables]] = {

@@ -72,13 +72,16 @@ def _to_latin1() -> dict[int, int]:
 
 
 def looks_like_control(name: str) -> bool:
-    """Whether an added token is a role mark or the like, even where the tokenizer does not say that it is special
-    (DeepSeek's <｜User｜>, Gemma's <unused7>).
+    """Whether an added token is a role mark, the place of an image or the like, even where the tokenizer does not say
+    that it is special (DeepSeek's <｜User｜>, Gemma's <unused7>; in GGUF files, Gemma's <start_of_image>).
 
-    >>> looks_like_control("<|user|>"), looks_like_control("<tool_call>")
-    (True, False)
+    >>> looks_like_control("<|user|>"), looks_like_control("<start_of_image>"), looks_like_control("<tool_call>")
+    (True, True, False)
     """
     return _CONTROL.fullmatch(name) is not None
 
 
-_CONTROL = re.compile(r"<\|.+\|>|<｜.+｜>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]")
+_CONTROL = re.compile(
+    r"<\|.+\|>|<｜.+｜>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]"
+    r"|<(start|end)_of_(image|audio|video)>|<(image|audio|video)_soft_token>|\[multimodal\]"
+)

@@ -8,6 +8,7 @@ does not fit is refused before anything has changed.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -96,6 +97,9 @@ class LlamaCppMember:
             self.close()
             raise
 
+        marks = self.vocabulary.marks
+        self._inside_marks = _inside([marks[i].decode() for i in header.user_defined().tolist() if i in marks])
+
         trained = int(lib.llama_model_n_ctx_train(self._model))
         self.n_ctx_trained = trained if trained > 0 else None
         self.n_ctx = min(n_ctx, trained) if trained > 0 else n_ctx
@@ -138,6 +142,11 @@ class LlamaCppMember:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The text as ids, as if it went on from other text: no BOS, no dummy space."""
+        if special or self._inside_marks is None:
+            return self._tokenize(text, special)
+        return [i for part in self._inside_marks.split(text) for i in self._tokenize(part, special)]
+
+    def _tokenize(self, text: str, special: bool) -> list[int]:
         data = text.encode()
         room = len(data) + 8
         ids = (ctypes.c_int32 * room)()
@@ -289,6 +298,11 @@ def open_gguf(where: str, name: str, config: MemberConfig) -> LlamaCppMember:
         n_contexts=config.n_contexts,
         ends=config.ends,
     )
+
+
+def _inside(marks: Sequence[str]) -> re.Pattern[str] | None:
+    """Where to part a text so that it stays text although it spells one of these: behind their first characters."""
+    return re.compile("|".join(f"(?<={re.escape(m[0])})(?={re.escape(m[1:])})" for m in marks)) if marks else None
 
 
 def _chat_template(header: GGUFHeader) -> ChatTemplate | None:
