@@ -12,7 +12,9 @@ from fakes import byte_vocabulary, constant
 from unisono.ensemble import Ensemble
 from unisono.errors import EnsembleError, NoCommonChoice
 from unisono.members.fake import TableMember
+from unisono.sampling import Tilt
 from unisono.vocabulary import Kind, Vocabulary
+from unisono.voting.rows import SortedRow
 
 VOTES = ("bytes", "pieces")
 V = Vocabulary.build([b"a", b"b", b"c", b"</s>"], {3: Kind.END})
@@ -152,3 +154,32 @@ def test_a_step_tells_the_likeliest_alternatives(vote: str) -> None:
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(EnsembleError, match=said):
         Ensemble([constant(V, {0: 1.0})]).generate("a", **settings)
+
+
+@pytest.mark.parametrize("vote", ["bytes", "pieces"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "given", [{"logit_bias": {"a": 100}}, {"presence_penalty": -100}, {"frequency_penalty": -100}], ids=str
+)
+def test_the_largest_biases_and_penalties_are_numbers(vote: str, dtype: type, given: dict[str, Any]) -> None:
+    v = Vocabulary.build([b"a", b"b", b"</s>"], {2: Kind.END})
+    member = TableMember("one", v, lambda ids: np.array([3.0, 1.0, 0.0], dtype=dtype))
+    text = Ensemble([member], vote=vote).generate("b", max_tokens=20, ignore_end=True, **given)
+    assert text.run() == "a" * 20
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("other", [0.0, 2.0, 3.0, 19.0])
+def test_what_is_left_where_nearly_all_is_banned_is_not_rounded_away(dtype: type, other: float) -> None:
+    v = Vocabulary.build([b"aaa", b"aab", b"b"])
+    row = SortedRow(v)
+    tilted = row.tilted(
+        row.read(np.array([20.0, other, -1.0], dtype=dtype)),
+        Tilt(1.0, 0.0, 0.0, {b"aaa": -100.0}),
+        {},
+        row.places({b"aaa": -100.0}),
+    )
+    found = tilted.masses.astype(np.float64) / tilted.total
+    expected = np.exp([other, -1.0]) / np.exp([other, -1.0]).sum()
+    assert found[1:] == pytest.approx(expected, rel=1e-5)
+    assert found.sum() == pytest.approx(1.0, rel=1e-6)

@@ -8,7 +8,7 @@ of tokens: on pieces they change the pooled distribution, on bytes each member's
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,12 +98,36 @@ class Tilt:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     def tilted(self, probs: FloatArray, counts: Mapping[int, int], biased: Mapping[int, float]) -> FloatArray:
-        """float64[n], not scaled: probabilities after penalties for those written so often, and biases."""
+        """float64[n]: probabilities after penalties for those written so often, and biases; not made to sum to 1."""
         out: FloatArray = probs.astype(np.float64)
-        for choice, n in counts.items():
-            if self.penalises and out[choice] > 0:
-                log = math.log(out[choice]) * self.repetition_penalty
-                out[choice] = math.exp(log - self.presence_penalty - n * self.frequency_penalty)
-        for choice, bias in biased.items():
-            out[choice] *= math.exp(bias)
+        changed = sorted({*counts, *biased})
+        if changed:
+            new = self.logs(out[changed], changed, counts, biased)
+            out[changed] = 0
+            by = scaled_by(new, float(out.max()))
+            out *= math.exp(-by)
+            out[changed] = np.exp(new - by)
         return out
+
+    def logs(
+        self, probs: FloatArray, choices: Sequence[int], counts: Mapping[int, int], biased: Mapping[int, float]
+    ) -> FloatArray:
+        """float64[n]: of these choices, with these probabilities, the logs after penalties and biases."""
+        with np.errstate(divide="ignore"):
+            out: FloatArray = np.log(probs.astype(np.float64))
+        for k, choice in enumerate(choices):
+            if self.penalises and (n := counts.get(choice, 0)):
+                out[k] = out[k] * self.repetition_penalty - self.presence_penalty - n * self.frequency_penalty
+            out[k] += biased.get(choice, 0.0)
+        return out
+
+
+def scaled_by(changed: FloatArray, others: float) -> float:
+    """What to take off all logs so that the largest of the changed ones and of the other probabilities is neither too
+    large nor too small for a number; 0 where nothing is in danger.
+
+    >>> scaled_by(np.array([-1.0, 90.0]), 0.5), scaled_by(np.array([-1.0]), 0.5), scaled_by(np.array([-90.0]), 0.0)
+    (90.0, 0.0, -90.0)
+    """
+    top = max(float(changed.max()), math.log(others) if others > 0 else -math.inf)
+    return top if math.isfinite(top) and not -20 < top <= 0 else 0.0

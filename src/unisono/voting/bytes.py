@@ -452,7 +452,7 @@ class ByteVoter:
         k = int(masses.argmax()) if len(masses) else -1
         if k < 0 or end >= masses[k]:
             return Sure([END_OF_TEXT], end / total, []) if end / total > threshold else None
-        prob = float(masses[k]) / total
+        prob = min(float(masses[k]) / total, 1.0)  # of a threshold of 1 nobody is above, whatever rounding does
         choices = list(self._vocabulary.sorted_pieces[k])
         if prob <= threshold or not self._unit.all_can_read(choices):
             return None

@@ -299,7 +299,7 @@ class PieceVoter:
 
     def sure(self, threshold: float) -> Sure | None:
         choice, share = self.favourite
-        prob = share / self.shares.total
+        prob = min(share / self.shares.total, 1.0)  # as summing rounds
         return Sure([choice], prob, self._speller.spell(self._union.pieces[choice])) if prob > threshold else None
 
     def adopt(self, token: Sure) -> None:

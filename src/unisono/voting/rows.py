@@ -3,6 +3,7 @@ side by side."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono.arrays import FloatArray, IntArray
-from unisono.sampling import Tilt
+from unisono.sampling import Tilt, scaled_by
 from unisono.vocabulary import Vocabulary
 
 PORTION = 1 << 15
@@ -89,26 +90,22 @@ class SortedRow:
         return {int(self._place[known[piece]]): bias for piece, bias in biases.items() if piece in known}
 
     def tilted(self, row: Row, tilt: Tilt, written: Mapping[int, int], biased: Mapping[int, float]) -> Row:
-        """The row after penalties for the ids written so often, and biases.
-
-        Raises:
-            FloatingPointError: nothing is left.
-        """
+        """The row after penalties for the ids written so often, and biases."""
         counts = {int(self._place[i]): n for i, n in written.items() if self._place[i] >= 0}
         changed = sorted({*counts, *biased})
+        if not changed:
+            return row
         masses = row.masses.copy()
-        probs = masses[changed].astype(np.float64) / row.total
-        at = {place: k for k, place in enumerate(changed)}
-        new = row.total * tilt.tilted(
-            probs, {at[place]: n for place, n in counts.items()}, {at[place]: b for place, b in biased.items()}
-        )
-        masses[changed] = new
-        total = row.total + float((masses[changed].astype(np.float64) - row.masses[changed]).sum())
-        if not 0 < total < np.inf:
-            raise FloatingPointError("penalties have left nothing")
-        starts = [at + starts for at, _, _, starts in self._portions]
-        groups = np.add.reduceat(masses, np.concatenate(starts)) if starts else row.groups
-        return Row(masses, row.end, total, groups)
+        new = tilt.logs(masses[changed].astype(np.float64) / row.total, changed, counts, biased)
+        masses[changed] = 0
+        by = scaled_by(new, max(float(masses.max()), row.end) / row.total)
+        if by:
+            masses *= math.exp(-by)
+        masses[changed] = row.total * np.exp(new - by)
+        groups = np.add.reduceat(masses, np.concatenate([at + starts for at, _, _, starts in self._portions]))
+        end = row.end * math.exp(-by)
+        # Anew, and not by what has changed: of a sum that was nearly all in one mass, rounding would be what is left.
+        return Row(masses, end, float(groups.sum(dtype=np.float64)) + end, groups)
 
     def _exp(self, logits: FloatArray, ends: FloatArray, top: float | np.floating[Any]) -> Row:
         masses: FloatArray = np.empty(len(self._order), dtype=logits.dtype)
