@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from fakes import byte_vocabulary, constant
 from strategies import members
 from unisono.arrays import Logits
-from unisono.drafting import LEARNING
+from unisono.drafting import LEARNING, Costs
 from unisono.ensemble import Ensemble, Generation
 from unisono.errors import BackendError, CacheFull, ConfigError, EnsembleError
 from unisono.members.base import Feed
@@ -208,6 +209,76 @@ def test_texts_may_be_read_from_several_threads() -> None:
     assert [found[n] for n in range(len(prompts))] == alone
 
 
+class Slow(TableMember):
+    """Takes its time, in which other threads may come."""
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Logits]:
+        time.sleep(0.001)
+        return super().forward(feeds)
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_who_comes_while_another_thread_writes_need_not_wait_until_it_is_done(vote: str) -> None:
+    ensemble = Ensemble([Slow.random("slow", V, 1)], vote=vote)
+    long = ensemble.generate("a", max_tokens=4000, ignore_end=True)
+    thread = threading.Thread(target=long.run)
+    thread.start()
+    assert ensemble.generate("ab", max_tokens=3, ignore_end=True).run()
+    assert thread.is_alive()
+    ensemble.close()  # nor does who closes it
+    thread.join()
+    assert 0 < long.stats.n_tokens < 4000
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_a_closed_ensemble_says_so(vote: str) -> None:
+    ensemble = Ensemble([TableMember.random("one", V, 1)], vote=vote)
+    begun, waiting = (ensemble.generate("a", max_tokens=9, ignore_end=True) for _ in range(2))
+    next(begun)
+    ensemble.close()
+    assert list(begun) == []
+    with pytest.raises(EnsembleError, match="has been closed"):
+        next(waiting)
+    with pytest.raises(EnsembleError, match="has been closed"):
+        ensemble.generate("a")
+    ensemble.close()
+
+
+def test_a_text_that_is_given_up_as_it_joins_is_left_out() -> None:
+    ensemble = Ensemble([TableMember.random("one", V, 1)])
+    text = ensemble.generate("a")._of
+    ensemble.engine.leave(text)  # from another thread, say
+    ensemble.engine.join(text)
+    assert ensemble.engine.n_texts == 0
+
+
+@pytest.mark.parametrize("at", ["begin", "take"])
+def test_what_nobody_expected_in_a_text_ends_that_alone(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ensemble = Ensemble([TableMember.random("one", V, 1)], vote="pieces")
+    good, bad = (ensemble.generate("ab", max_tokens=5, ignore_end=True, logit_bias={"a": x}) for x in (1.0, 2.0))
+
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    if at == "begin":
+        monkeypatch.setattr(bad._of, "begin", fails)
+    else:
+        taken = PieceVoter.read
+
+        def read(voter: PieceVoter, logits: Sequence[Logits]) -> None:
+            if bad._of.writing and voter in bad._of.writing.voters:
+                fails()
+            taken(voter, logits)
+
+        monkeypatch.setattr(PieceVoter, "read", read)
+    ensemble.engine.join(bad._of)
+    bad._joined = True
+    assert len(good.run()) > 0
+    with pytest.raises(ZeroDivisionError):
+        bad.run()
+    assert ensemble.engine.n_texts == 0
+
+
 @pytest.mark.parametrize("vote", VOTES)
 def test_members_of_different_devices_run_at_the_same_time(vote: str) -> None:
     meeting = threading.Barrier(2, timeout=20)
@@ -238,7 +309,10 @@ def test_looking_ahead_never_changes_the_text(data: st.DataObject, vote: str, ep
 
 
 @pytest.mark.parametrize("vote", VOTES)
-def test_looking_ahead_reads_several_tokens_in_one_forward_where_members_agree(vote: str) -> None:
+def test_looking_ahead_reads_several_tokens_in_one_forward_where_members_agree(
+    vote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Costs, "learn", lambda *_: None)  # what these members take is noise, and lengths depend on it
     logits = 9 * np.eye(256)[[ord(c) for c in "abcdefgh"]]
     one, two = (TableMember(n, byte_vocabulary({}), lambda ids: logits[len(ids) % 8].copy()) for n in ("one", "two"))
     plain = Ensemble([one, two], vote=vote).generate("aa", max_tokens=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -78,7 +78,13 @@ class TextConfig(_Checked):
     ignore_end: bool = False
     """Never let the text end by itself."""
     stop: list[str] = []
-    """Strings that end the text."""
+    """Strings that end the text; one may stand alone."""
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_more(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
     include_stop: bool = False
     """Whether the string that ended the text is part of it."""
     heal: bool = True
@@ -98,8 +104,9 @@ class TextConfig(_Checked):
     """Taken from the log-probability of tokens that have been written."""
     frequency_penalty: float = Field(default=0.0, ge=-100, le=100)
     """The same, for each time."""
-    logit_bias: dict[str, float] = {}
-    """Added to the log-probability of the token that is exactly this text, with every member that has one."""
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
+    """Added to the log-probability of the token that is exactly this text, with every member that has one; from -100,
+    which is never, to 100."""
     seed: int | None = Field(default=None, ge=0)
     """The same seed draws the same text; null: another one each time."""
     top_logprobs: int = Field(default=0, ge=0, le=1000)

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from typing import TypeAlias
 
@@ -62,13 +63,15 @@ class Engine:
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self._members: Sequence[Member] = unit.members
-        self._lock = threading.RLock()
+        self._lock, self._door = threading.RLock(), threading.RLock()
+        self._own = threading.local()
         self._queued: deque[Text] = deque()
         self._active: list[Text] = []
         """In the order of their age, oldest first."""
         self._parked: list[Text] = []
         """Those whose cells were taken; oldest first. They go on when others have left."""
         self._room_made = False
+        self._closed = False
         most = min(member.n_contexts for member in self._members) // unit.n_contexts
         self._most_active = max(most, 1)
         devices = list(dict.fromkeys(member.device for member in self._members))
@@ -82,14 +85,45 @@ class Engine:
         """How many texts are under way."""
         return len(self._queued) + len(self._active) + len(self._parked)
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One thread at a time, in the order in which they come: who only took a lock would have to wait until the
+        thread that drives all texts is done with them, since that takes it again at once."""
+        if getattr(self._own, "inside", False):  # also where a text is given up while this thread waits
+            with self._lock:
+                yield
+            return
+        self._own.inside = True
+        try:
+            with self._door:  # who drives comes to it behind whoever waits here
+                self._lock.acquire()
+            try:
+                yield
+            finally:
+                self._lock.release()
+        finally:
+            self._own.inside = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else uses the members meanwhile. Raises EnsembleError after `close`."""
+        with self._turn():
+            if self._closed:
+                raise EnsembleError("The ensemble has been closed, and its models are gone: make another one.")
+            yield
+
     def join(self, text: Text) -> None:
-        """Take a text in; it is begun in one of the next rounds."""
-        with self._lock:
-            self._queued.append(text)
+        """Take a text in; it is begun in one of the next rounds. One that has been given up already is left out.
+
+        Raises EnsembleError after `close`.
+        """
+        with self.alone():
+            if not text.done:
+                self._queued.append(text)
 
     def leave(self, text: Text) -> None:
         """Let go of a text and its contexts, whatever it was doing. Harmless when it has left already."""
-        with self._lock:
+        with self._turn():
             text.done = True
             for place in (self._queued, self._active, self._parked):
                 if text in place:
@@ -102,23 +136,26 @@ class Engine:
             text.work = iter(())
 
     def close(self) -> None:
-        """Let go of all texts."""
-        with self._lock:
+        """Let go of all texts, and close the members."""
+        with self._turn():
+            self._closed = True
             for text in [*self._queued, *self._active, *self._parked]:
                 self.leave(text)
             if self._threads:
                 self._threads.shutdown()
+            for member in self._members:
+                member.close()
 
     def advance(self, text: Text) -> None:
         """Drive all texts until this one has a step to take, is done, or has failed."""
         while not text.steps and not text.done:
-            with self._lock:
+            with self._turn():
                 if not text.steps and not text.done:
                     self.round()
 
     def round(self) -> None:
         """Let every text run until it waits, then do one forward a member for all of them."""
-        with self._lock:
+        with self._turn():
             self._begin_queued()
             running = [text for text in self._active if len(text.steps) < MOST_UNREAD]
             for text in running:
@@ -151,7 +188,7 @@ class Engine:
                     voters.append(self.unit.voter(number, prompt, held, text.tilt))
                 text.writing = text.begin(voters)
                 text.work = text.writing.steps()
-            except EnsembleError as exc:
+            except Exception as exc:
                 for voter in voters:
                     voter.close()
                 if isinstance(exc, CacheFull) and (self._active or self._parked):
@@ -233,7 +270,7 @@ class Engine:
         before = time.perf_counter()
         try:
             logits = self._members[number].forward(feeds)
-        except EnsembleError as exc:
+        except Exception as exc:
             if isinstance(exc, CacheFull) or len(pairs) == 1:
                 return [(number, pairs, exc)]
             return [trouble for pair in pairs for trouble in self._forward(number, [pair])]  # whose fault is it?
@@ -252,7 +289,7 @@ class Engine:
             stats.forward_s[number] += seconds * n_read / n_all
             try:
                 late.take(logits[at : at + len(own)])
-            except EnsembleError as exc:
+            except Exception as exc:
                 found.append((number, [(text, late)], exc))
             at += len(own)
         return found
@@ -260,7 +297,7 @@ class Engine:
 
 _Waiting: TypeAlias = tuple[Text, Reader | Drafter]
 """A text, and what it waits for."""
-_Trouble: TypeAlias = tuple[int, Sequence[_Waiting], EnsembleError]
+_Trouble: TypeAlias = tuple[int, Sequence[_Waiting], Exception]
 """Which member could not read, for whom, and why."""
 
 

@@ -72,7 +72,7 @@ class Ensemble:
         self.rule = rule
         self._rule = rule_of(rule, vote, plausibility, top_union)
         self.weights = weights_for(rule, [None] * len(self.members) if weights is None else list(weights), self.names)
-        _check_ways(self.names, vote, respell, drafter)
+        _check_ways(self.names, vote, respell, drafter, merge)
         self.policy = _policy_of(self.names, self.weights, vote, threshold, gate, skip, boundaries)
         """When all vote; None: at every step."""
         self.unit: Unit = (
@@ -141,7 +141,7 @@ class Ensemble:
         # What is wrong is said before any model is opened, which takes long.
         rule_of(config.rule, config.vote, config.plausibility, config.top_union)
         shares = weights_for(config.rule, given, names)
-        _check_ways(names, config.vote, config.respell, config.drafter)
+        _check_ways(names, config.vote, config.respell, config.drafter, config.merge)
         _policy_of(names, shares, config.vote, config.threshold, config.gate, config.skip, config.boundaries)
         opened: list[Member] = []
         try:
@@ -200,7 +200,7 @@ class Ensemble:
             raise TypeError("give a prompt or messages, and not both")
         like = self.settings if settings is None else settings
         base = like.model_dump(include=set(TextConfig.model_fields))
-        if "stop" in given:
+        if "stop" in given and not isinstance(given["stop"], str):
             given["stop"] = list(given["stop"])
         settings = checked(TextConfig, {**base, **given}, "the settings of a text")
         self._check(settings)
@@ -211,14 +211,15 @@ class Ensemble:
             messages = [{"role": "user", "content": text}]
         if messages is not None and (isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages)):
             raise PromptError("messages are a list of mappings, each with a role and a content.")
-        for member, kwargs in zip(self.members, self._template_kwargs, strict=True):
-            if messages is not None:
-                own, said = chat_prompt(member, messages, kwargs)
-                notes += said
-            else:
-                assert prompt is not None
-                own = raw_prompt(member, prompt, settings.heal)
-            prompts.append(own)
+        with self.engine.alone():
+            for member, kwargs in zip(self.members, self._template_kwargs, strict=True):
+                if messages is not None:
+                    own, said = chat_prompt(member, messages, kwargs)
+                    notes += said
+                else:
+                    assert prompt is not None
+                    own = raw_prompt(member, prompt, settings.heal)
+                prompts.append(own)
         if messages is not None and any(member.chat_template is None for member in self.members):
             settings = settings.model_copy(update={"stop": [*settings.stop, PLAIN_STOP]})
         return Generation(self, prompts, settings, notes)
@@ -230,8 +231,12 @@ class Ensemble:
             for key in ("top_k", "top_p", "min_p", "single_voice"):
                 if getattr(settings, key) != getattr(plain, key):
                     raise ConfigError(f"{key} is for drawing: give a temperature above 0 as well.")
+        if settings.include_stop and not settings.stop:
+            raise ConfigError("include_stop is for stop: give a string to stop at as well.")
         for key, given in (("stop", settings.stop), ("logit_bias", settings.logit_bias)):
             for text in given:
+                if not text:
+                    raise ConfigError(f"{key}: an empty text stands nowhere: leave it out.")
                 try:
                     text.encode()
                 except UnicodeEncodeError as exc:
@@ -250,11 +255,11 @@ class Ensemble:
         if self.unit.tilts:
             for piece in settings.logit_bias:
                 if self.unit.choice_of(piece.encode()) is None:
-                    raise ConfigError(f"logit_bias: no member has a token that is exactly {piece!r}.")
+                    raise ConfigError(_no_such_token(piece))
         elif settings.logit_bias:
             for piece in settings.logit_bias:
                 if not any(piece.encode() in member.vocabulary.canonical for member in self.members):
-                    raise ConfigError(f"logit_bias: no member has a token that is exactly {piece!r}.")
+                    raise ConfigError(_no_such_token(piece))
 
     def score(
         self, prompt: str | bytes, continuation: str | bytes, progress: Callable[[int], None] = lambda n_bytes: None
@@ -281,19 +286,18 @@ class Ensemble:
         except UnicodeError as exc:
             raise PromptError(f"The continuation is no valid Unicode text: {exc}.") from exc
         voters: list[ByteVoter] = []
-        try:
-            for number, member in enumerate(self.members):
-                voters.append(self.unit.voter(number, raw_prompt(member, prompt)))
-            return score_bytes(self.unit, voters, self._pool, data, progress)
-        finally:
-            for voter in voters:
-                voter.close()
+        with self.engine.alone():
+            try:
+                for number, member in enumerate(self.members):
+                    voters.append(self.unit.voter(number, raw_prompt(member, prompt)))
+                return score_bytes(self.unit, voters, self._pool, data, progress)
+            finally:
+                for voter in voters:
+                    voter.close()
 
     def close(self) -> None:
         """Free the models; texts that are being written end."""
         self.engine.close()
-        for member in self.members:
-            member.close()
 
     def __enter__(self) -> Ensemble:
         return self
@@ -389,12 +393,21 @@ class Generation(Iterator[Step]):
             self.close()
 
 
-def _check_ways(names: Sequence[str], vote: str, respell: str, drafter: str | None) -> None:
+def _no_such_token(piece: str) -> str:
+    return (
+        f"logit_bias: no member has a token that is exactly {piece!r}. Tokens within a text mostly begin with a space;"
+        " a word of several tokens cannot be given a bias."
+    )
+
+
+def _check_ways(names: Sequence[str], vote: str, respell: str, drafter: str | None, merge: int | None) -> None:
     """Refuse ways to write that do not exist or do not go together. Raises ConfigError, UnknownName."""
     if respell not in ("none", "word"):
         raise UnknownName("way to respell", respell, ("none", "word"))
     if respell != "none" and vote != "pieces":
         raise ConfigError("respell is for voting on pieces: on bytes, contexts are in their own tokens anyway.")
+    if merge is not None and vote != "bytes":
+        raise ConfigError("merge is for voting on bytes: leave it out, or vote on those.")
     if drafter is not None and drafter not in ("auto", *names):
         raise UnknownName("member to draft", drafter, ("auto", *names))
 
@@ -415,7 +428,11 @@ def _policy_of(
         if boundaries:
             threshold = 1.0
         elif gate is not None:
-            raise ConfigError(f"A gate ({gate}) is for threshold mode: give a threshold as well, 0.5, say.")
+            raise ConfigError(
+                f"A gate ({gate}) is for threshold mode and for boundaries: give a threshold as well, 0.5, say."
+            )
+        elif not skip:
+            raise ConfigError("Not to skip is for threshold mode: give a threshold as well, 0.5, say.")
         else:
             return None
     if gate is not None and gate not in names:

@@ -19,7 +19,7 @@ import numpy as np
 
 from unisono.arrays import Logits
 from unisono.config import MemberConfig
-from unisono.errors import BackendError, CacheFull, MissingBackend, ModelFileError
+from unisono.errors import BackendError, CacheFull, ConfigError, MissingBackend, ModelFileError
 from unisono.gguf import GGUFHeader, remembered_vocabulary
 from unisono.members.base import ChatTemplate, Feed, check_feed, free_number, with_given_ends
 from unisono.vocabulary import Kind, Vocabulary
@@ -53,6 +53,7 @@ class LlamaCppMember:
 
     Raises:
         MissingBackend: llama-cpp-python is not installed.
+        ConfigError: layers for a GPU, and llama.cpp was compiled for none.
         ModelFileError, UnsupportedModel: as GGUFHeader.read; or llama.cpp refuses the file.
     """
 
@@ -72,6 +73,11 @@ class LlamaCppMember:
         header = GGUFHeader.read(path)
         vocabulary = remembered_vocabulary(path)  # before the model, so that a kind that cannot take part is named
         self._lib = lib = _library()
+        if n_gpu_layers and not lib.llama_supports_gpu_offload():
+            raise ConfigError(
+                f"n_gpu_layers is {n_gpu_layers}, but llama.cpp was compiled without a GPU: leave it out, or compile"
+                " llama-cpp-python for yours (CMAKE_ARGS=-DGGML_CUDA=on, say; the README has the command)."
+            )
         self.name, self.path = name, path
         self.device = "gpu" if n_gpu_layers else "cpu"
         self._model = self._ctx = self._batch = None
@@ -142,6 +148,7 @@ class LlamaCppMember:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The text as ids, as if it went on from other text: no BOS, no dummy space."""
+        self._check_open()
         if special or self._inside_marks is None:
             return self._tokenize(text, special)
         return [i for part in self._inside_marks.split(text) for i in self._tokenize(part, special)]
@@ -156,7 +163,12 @@ class LlamaCppMember:
             n = self._lib.llama_tokenize(self._vocab, data, len(data), ids, -n, False, special)
         return list(ids[:n])
 
+    def _check_open(self) -> None:
+        if self._ctx is None:
+            raise BackendError(f"{self.name} has been closed: open it again.")
+
     def new(self) -> int:
+        self._check_open()
         return self._add(_Context())
 
     def _add(self, context: _Context) -> int:
@@ -167,6 +179,7 @@ class LlamaCppMember:
         return number
 
     def fork(self, context: int, at: int) -> int:
+        self._check_open()
         source = self._contexts[context]
         assert 0 <= at <= len(source.ids)
         copy = self._add(_Context(source.ids[:at], source.cells[:at]))
@@ -174,6 +187,8 @@ class LlamaCppMember:
         return copy
 
     def release(self, context: int) -> None:
+        if self._ctx is None:  # closed, as below
+            return
         self._cut(self._contexts[context], context, 0)
 
     def drop(self, context: int) -> None:
@@ -201,6 +216,7 @@ class LlamaCppMember:
         return sum(self._sharers[cell] == 1 for cell in held.cells[at:])
 
     def forward(self, feeds: Sequence[Feed]) -> list[Logits]:
+        self._check_open()
         todo = []
         needed = 0
         for feed in feeds:
