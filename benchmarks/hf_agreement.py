@@ -50,6 +50,8 @@ def unpacked(path: Path, folder: str) -> Path:
 
 def main() -> None:
     args = arguments(__doc__ or "", positions=2000, text=str(DATA / "text-multilingual-dev.txt"))
+    if not Path(args.text).is_file():
+        raise SystemExit(f"There is no {args.text}: give --text a file in UTF-8, best of many languages.")
     text = Path(args.text).read_text(encoding="utf-8")
     rows: list[list[object]] = []
     for spec in args.model:

@@ -210,6 +210,8 @@ def test_what_was_saved_gives_the_same_report_without_any_model(text: Path, line
         assert bits(tables["pooled"]) == pytest.approx(first["total"]["bits_per_byte"]["ensemble"])
     assert "does not divide" in refusal("score", "--load", str(path), "--grid", "--grid-step", "0.3")
     assert "leave out texts, members" in refusal("score", "--load", str(path), str(text))
+    assert "--max-bytes is for scoring" in refusal("score", "--load", str(path), "--max-bytes", "7")
+    assert "--rule is for scoring" in refusal("score", "--load", str(path), "--rule", "log-linear")
 
 
 def test_a_file_that_holds_no_scores(text: Path, tmp_path: Path) -> None:
@@ -475,7 +477,7 @@ def test_an_amateur_takes_part_in_a_score(text: Path) -> None:
 
 
 def test_rules_that_cannot_score_are_refused(text: Path) -> None:
-    assert "unite is for voting on pieces" in refusal("score", str(text), *TWO, *SMALL, "--rule", "unite")
+    assert "choose another rule" in refusal("score", str(text), *TWO, *SMALL, "--rule", "unite")
     assert "linear has no use for it" in refusal("score", str(text), *TWO, *SMALL, "--plausibility", "0.2")
 
 

@@ -40,11 +40,13 @@ class MissingBackend(EnsembleError):
     """A package that the member needs is not installed.
 
     >>> str(MissingBackend("llama.cpp", "llama-cpp-python", "llamacpp"))
-    "The llama.cpp member needs llama-cpp-python: pip install 'unisono[llamacpp]'."
+    "The llama.cpp member needs llama-cpp-python: install the extra llamacpp, pip install -e '.[llamacpp]'."
     """
 
     def __init__(self, backend: str, package: str, extra: str) -> None:
-        super().__init__(f"The {backend} member needs {package}: pip install 'unisono[{extra}]'.")
+        super().__init__(
+            f"The {backend} member needs {package}: install the extra {extra}, pip install -e '.[{extra}]'."
+        )
 
 
 class DemoNotInstalled(EnsembleError):

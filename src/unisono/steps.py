@@ -56,7 +56,8 @@ class Stats:
     n_votes: int = 0
     """Those of them in which all members voted."""
     n_tokens: int = 0
-    """Tokens written, as max_tokens counts them: pieces, or in voting on bytes whole tokens of the first member."""
+    """Tokens written, as max_tokens counts them: pieces, or in voting on bytes whole tokens of the first member (of
+    the gate, in threshold mode)."""
     n_bytes: int = 0
     """Bytes written."""
     n_forwards: list[int] = field(default_factory=list)

@@ -217,7 +217,7 @@ class Session:
                 # Templates and plain lines have space of their own around an answer.
                 self.conversation.turns.append((question, text.strip()))
                 if not self._quiet:
-                    show.say(f"{summary(generation.stats, text, self._config.vote)}; finish: {finish}")
+                    show.say(f"{summary(generation.stats, text, self._config)}; finish: {finish}")
 
     def _begin(self, question: str) -> Generation:
         """The answer, not yet written; tells what has not been told of how the conversation is read."""

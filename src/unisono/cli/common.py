@@ -85,7 +85,7 @@ MaxTokens = Annotated[
         min=1,
         metavar="N",
         help="Tokens to write at most (256 unless a file says otherwise): in voting on bytes, whole tokens of the"
-        " first member; in voting on pieces, pieces.",
+        " first member, or of the gate in threshold mode; in voting on pieces, pieces.",
     ),
 ]
 Stop = Annotated[

@@ -184,7 +184,7 @@ def run(
         else:
             _finish_text(generation.text, show_votes)
         if not quiet:
-            show.say(f"{summary(generation.stats, generation.text, wanted.vote)}; finish: {finish}")
+            show.say(f"{summary(generation.stats, generation.text, wanted)}; finish: {finish}")
         if trouble:
             raise trouble
 
@@ -306,9 +306,10 @@ def _finish_text(text: str, votes: bool) -> None:
         show.put("\n")
 
 
-def summary(stats: Stats, text: str, vote: str) -> str:
+def summary(stats: Stats, text: str, wanted: Config) -> str:
     """One line on what a text has cost."""
-    tokens = "pieces" if vote == "pieces" else f"tokens of {stats.members[0]}"
+    gate = wanted.gate if wanted.threshold is not None else None
+    tokens = "pieces" if wanted.vote == "pieces" else f"tokens of {gate or stats.members[0]}"
     parts = [
         f"{stats.n_tokens} {tokens}, {len(text.encode())} bytes, {len(text)} characters",
         f"the first after {stats.first_s:.2f} s",

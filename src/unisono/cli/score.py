@@ -54,9 +54,12 @@ def score(
     preset: Preset = None,
     config: ConfigFile = None,
     context: Annotated[
-        int, typer.Option(min=4, metavar="BYTES", help="Bytes that every window is given to read before its own.")
-    ] = CONTEXT,
-    stride: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Bytes of a window.")] = STRIDE,
+        int | None,
+        typer.Option(
+            min=4, metavar="BYTES", help=f"Bytes that every window is given to read before its own ({CONTEXT})."
+        ),
+    ] = None,
+    stride: Annotated[int | None, typer.Option(min=1, metavar="BYTES", help=f"Bytes of a window ({STRIDE:,}).")] = None,
     max_bytes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Score only the first N bytes of each file.")
     ] = None,
@@ -101,21 +104,29 @@ def score(
     from unisono.cli.grid import Grid
     from unisono.cli.paths import check_distinct
     from unisono.cli.scores import check_rereadable, load_scores, save_scores
+    from unisono.rules import UNITE
 
     if grid_step is not None and not grid:
         raise ConfigError("--grid-step is for --grid: give that as well.")
     step = GRID_STEP if grid_step is None else grid_step
+    flags = {"vote": vote, "rule": rule, "plausibility": plausibility, "epsilon": epsilon}
+    sizes = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers}
+    placing = {"device": device, "dtype": dtype, "quantization": quantization}
     if load:
+        made_then = {"context": context, "stride": stride, "max_bytes": max_bytes, "threads": threads}
+        given = [key for key, value in {**made_then, **flags, **sizes, **placing}.items() if value is not None]
+        if given:
+            option = f"--{given[0].replace('_', '-')}"
+            raise ConfigError(f"{option} is for scoring, and --load has its scores from a file: leave it out.")
         if files or models or preset or config or save or resume:
             raise ConfigError("--load has its scores from a file: leave out texts, members, --save and --resume.")
         scores, made = load_scores(load)
         mixtures = Grid(len(made["members"]), step) if grid else None
         made = {**made, "command": about.command(), "scored_by": made["command"]}
     else:
-        flags = {"vote": vote, "rule": rule, "plausibility": plausibility, "epsilon": epsilon}
-        sizes = {"n_ctx": n_ctx, "n_batch": n_batch, "n_gpu_layers": n_gpu_layers}
-        placing = {"device": device, "dtype": dtype, "quantization": quantization}
         wanted = configuration(models, preset, config, quiet=quiet, threads=threads, **sizes, **placing, **flags)
+        if wanted.rule == UNITE:
+            raise ConfigError("A score is of bytes, and the rule unite is for voting on pieces: choose another rule.")
         if wanted.vote != "bytes":
             raise ConfigError(f"A score is of bytes, and cannot vote on {wanted.vote}: leave out --vote {wanted.vote}.")
         if not files:
@@ -126,7 +137,11 @@ def score(
         check_distinct({"--save": save, "--resume": resume}, read_too, wanted)
         for path in filter(None, (save, resume)):
             check_rereadable(path)
-        settings = {"context": context, "stride": stride, "max_bytes": max_bytes}
+        settings = {
+            "context": CONTEXT if context is None else context,
+            "stride": STRIDE if stride is None else stride,
+            "max_bytes": max_bytes,
+        }
         scores, made = measured(documents, wanted, settings, resume, keep=bool(save or grid), quiet=quiet)
         if save:
             save_scores(save, scores, made)

@@ -82,8 +82,8 @@ class VoteTable:
         notes = [
             f"How many members liked the choice best: {said}.",
             "Under each member: the p that it gave to the choice, and = or what it liked better, with the p of that.",
-            "␣ is a space; … stands for the rest of a word that was not written (the p is of its beginning), or that is"
-            " too wide.",
+            "␣ is a space; what a member liked better without one would have gone on from the word before. … stands for"
+            " the rest of a word that was not written (the p is of its beginning), or that is too wide.",
         ]
         for note in notes:
             self._console.print(Text(note, style="dim"), soft_wrap=True)
