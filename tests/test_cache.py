@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +157,15 @@ def test_the_folder_is_the_users_choice_or_else_the_systems(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert cache.folder() == Path(expected)
+
+
+def test_what_a_process_that_was_killed_has_left_is_removed_after_a_day(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    old, new, others = (folder / name for name in ("union-1-abc.part", "union-1-def.part", "film.part"))
+    (folder / "union-2-abc.part").mkdir()
+    for path in (old, new, others):
+        path.write_bytes(b"half")
+    for path in (old, others, folder / "union-2-abc.part"):
+        os.utime(path, (0, 0))
+    cache.remembered("union", "key", dict)
+    assert sorted(path.name for path in folder.glob("*.part")) == ["film.part", "union-1-def.part"]

@@ -217,10 +217,12 @@ def test_closed_output_is_done_without() -> None:
     assert subprocess.run(command, env={**os.environ, "PYTHONPATH": str(TESTS)}).returncode == 0
 
 
-def test_a_full_disk_is_told() -> None:
+@pytest.mark.parametrize("command", [["run", "-q"], ["run", "-q", "--show-votes"], ["inspect"]], ids=" ".join)
+def test_a_full_disk_is_told(command: list[str]) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
-    line = [sys.executable, "-c", COMMAND, "run", "-m", "table:some", "-q", PROMPT]
+    prompt = [PROMPT] if command[0] == "run" else []
+    line = [sys.executable, "-c", COMMAND, *command, "-m", "table:some", *prompt]
     with open("/dev/full", "w") as full:
         env = {**os.environ, "PYTHONPATH": str(TESTS)}
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, env=env, text=True)

@@ -311,6 +311,8 @@ def test_a_damaged_checkpoint_is_refused_by_line(text: Path, tmp_path: Path) -> 
         b"?\n",
         second.replace(b'"start": 16', b'"start": 17'),
         second.replace(b'"logprobs": "', b'"logprobs": "A'),
+        second.replace(b'"seconds": ', b'"seconds": null, "taken": '),
+        second.replace(b'"n_read": [', b'"n_read": ["a", '),
     ):
         path.write_bytes(b"".join([header, first, damaged, *rest]))
         assert "is damaged in line 3" in refusal("score", str(text), *TWO, *SMALL, "--resume", str(path), "-q")

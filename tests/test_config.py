@@ -49,7 +49,7 @@ def test_a_key_that_does_not_exist_is_named_with_the_nearest_that_does(values: d
         ({**ONE, "max_tokens": 0}, "max_tokens: .*greater than or equal to 1, not 0"),
         ({**ONE, "plausibility": 1.5}, "plausibility: .*less than or equal to 1, not 1.5"),
         ({**ONE, "top_union": 0}, "top_union: .*greater than or equal to 1, not 0"),
-        ({**ONE, "stop": "END"}, "stop: .*list.*, not 'END'"),
+        ({**ONE, "stop": 7}, "stop: .*list.*, not 7"),
         ([1], r"test.yaml: the whole: .*, not \[1\]"),
     ],
 )
@@ -77,8 +77,9 @@ def test_a_file_is_read_as_the_mapping_it_holds(tmp_path: Path) -> None:
         (b"members: [", "is not valid YAML"),
         (b"\xff\xfe\x00", "is not valid YAML"),
         (b"a: !!python/object/apply:os.system ['true']", "is not valid YAML"),
-        (b"", "must hold keys and values.*it holds NoneType"),
+        (b"", "must hold keys and values.*it holds nothing"),
         (b"- a\n- b\n", "must hold keys and values.*it holds list"),
+        (b"members: [a.gguf]\nmax_tokens: 3\nmax_tokens: 5\n", "max_tokens stands twice, the second time in line 3"),
         (b"just text", "must hold keys and values.*it holds str"),
     ],
 )
@@ -226,3 +227,29 @@ def test_a_member_may_be_just_its_spec() -> None:
 def test_a_value_that_is_none_of_a_few_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'bytes'"):
         checked(Config, {"members": ["demo:a"], "vote": "byte"}, "it")
+
+
+@pytest.mark.parametrize("given", ["on", "yes", "true"])
+@pytest.mark.parametrize("key", ["max_tokens", "temperature", "top_k", "merge", "threshold"])
+def test_a_switch_is_no_number(key: str, given: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.yaml"
+    path.write_text(f"members: [a.gguf]\n{key}: {given}\n")
+    with pytest.raises(ConfigError, match=f"{key}: should be a number, not True"):
+        checked(Config, read_config(path), "test.yaml")
+    assert checked(Config, {**ONE, "chat": True, "skip": False}, "test.yaml").chat
+
+
+@pytest.mark.parametrize("key", ["n_cells", "n_ctx", "n_batch", "threads", "n_gpu_layers"])
+def test_a_number_beyond_32_bits_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"members.0.{key}: input should be less than"):
+        checked(Config, {"members": [{"model": "a.gguf", key: 2**32 + 64}]}, "test.yaml")
+
+
+def test_a_wrong_value_is_not_repeated_for_ever() -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked(Config, {"members": {"a": ["b"] * 10_000}}, "test.yaml")
+    assert len(str(caught.value)) < 500
+
+
+def test_one_string_to_stop_at_may_stand_alone() -> None:
+    assert checked(Config, {**ONE, "stop": "ab"}, "test.yaml").stop == ["ab"]

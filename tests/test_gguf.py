@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,15 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused_by_name(tmp_path: Pat
 
 
 # The disk cache
+
+
+def test_a_pipe_and_a_file_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFileError, match=r"pipe.gguf is no regular file"):
+        GGUFHeader.read(tmp_path / "pipe.gguf")
+    if Path("/proc/self/mem").exists():
+        with pytest.raises(ModelFileError, match="/proc/self/mem cannot be read"):
+            GGUFHeader.read(Path("/proc/self/mem"))
 
 
 def test_a_vocabulary_is_read_from_the_file_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer.main
 from pydantic import BaseModel
@@ -50,13 +51,17 @@ def table(model: type[BaseModel]) -> str:
 
 def value(field: FieldInfo) -> str:
     """What may stand there, in words."""
-    limits = {type(limit).__name__: limit for limit in field.metadata}
+    null = ["or null"] if type(None) in get_args(field.annotation) else []
+    return " ".join([_words(field.annotation), *_bounds(field.metadata), *null])
+
+
+def _bounds(metadata: Sequence[Any]) -> list[str]:
+    limits = {type(limit).__name__: limit for limit in metadata}
     bounds = [f"from {limits['Ge'].ge}"] if "Ge" in limits else []
     bounds += [f"to {limits['Le'].le}"] if "Le" in limits else []
     bounds += [f"below {limits['Lt'].lt}"] if "Lt" in limits else []
     assert len(bounds) == len(limits.keys() - {"MinLen"}), f"a bound without words: {limits}"
-    null = ["or null"] if type(None) in get_args(field.annotation) else []
-    return " ".join([_words(field.annotation), *bounds, *null])
+    return bounds
 
 
 def _words(annotation: Any) -> str:
@@ -65,6 +70,8 @@ def _words(annotation: Any) -> str:
         return " or ".join(_words(part) for part in arguments if part is not type(None))
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin is Annotated:
+        return " ".join([_words(arguments[0]), *_bounds(annotation.__metadata__[0].metadata)])
     if origin is dict:
         return f"{_words(arguments[0])} to {_words(arguments[1])}"
     if origin is list:

@@ -5,10 +5,14 @@ A file that is missing, damaged or of another version is made again; a folder th
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -54,6 +58,7 @@ def remembered(kind: str, key: str, make: Callable[[], Tables]) -> Tables:
         log.info("made again, as it cannot be read: %s (%s)", path, exc)
     tables = make()
     try:
+        sweep(path.parent, f"{kind}-")
         write_whole(path, lambda file: np.savez(file, **tables, **{COUNT: np.array(len(tables))}))  # type: ignore[arg-type]
     except OSError as exc:
         log.info("not cached: %s (%s)", path, exc)
@@ -72,6 +77,21 @@ def write_whole(path: Path, write: Callable[[File], None]) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+OLD_S = 24 * 3600.0
+"""After so long nobody is writing a file any more."""
+
+
+def sweep(folder: Path, beginning: str) -> None:
+    """Remove what a process that was killed has left half-written there under names that begin so."""
+    for left in folder.glob(f"{glob.escape(beginning)}*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > OLD_S:
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink()
 
 
 def checksum(*files: Path) -> str:

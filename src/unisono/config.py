@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from unisono.arrays import Weights
 from unisono.errors import ConfigError, UnknownName
@@ -17,8 +17,22 @@ PRESETS: dict[str, list[str]] = {"demo": ["demo:smollm2-135m", "demo:gemma3-270m
 """Ensembles by name."""
 
 
+MOST_THREADS, MOST_TOKENS = 1 << 16, 1 << 28
+"""More is a mistake, and would be another number where a backend has 32 bits for it."""
+
+
 class _Checked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, given: Any, info: ValidationInfo) -> Any:
+        """YAML's true, yes and on are 1 to pydantic."""
+        if isinstance(given, bool) and info.field_name:
+            wanted = cls.model_fields[info.field_name].annotation
+            if {int, float} & {wanted, *get_args(wanted)}:
+                raise ValueError("should be a number")
+        return given
 
 
 class MemberConfig(_Checked):
@@ -32,17 +46,17 @@ class MemberConfig(_Checked):
     amateur."""
     name: str | None = Field(default=None, min_length=1)
     """What to call the member; None takes it from the spec."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     """Threads for this member; None takes the ensemble's."""
-    n_ctx: int = Field(default=4096, ge=8)
+    n_ctx: int = Field(default=4096, ge=8, le=MOST_TOKENS)
     """Tokens its context can hold, at most what the model was trained on."""
-    n_cells: int | None = Field(default=None, ge=8)
+    n_cells: int | None = Field(default=None, ge=8, le=MOST_TOKENS)
     """Tokens that all its contexts together can hold; None: n_ctx and one batch more, or with hf as many as come."""
-    n_batch: int = Field(default=512, ge=1)
+    n_batch: int = Field(default=512, ge=1, le=MOST_TOKENS)
     """Tokens read at once; longer prompts go in chunks."""
     n_contexts: int = Field(default=64, ge=1, le=256)
     """How many contexts can live at the same time."""
-    n_gpu_layers: int = Field(default=0, ge=-1)
+    n_gpu_layers: int = Field(default=0, ge=-1, le=MOST_THREADS)
     """With gguf and demo: layers on the GPU, where llama.cpp was built for one; -1 is all."""
     revision: str | None = Field(default=None, min_length=1)
     """With hf: branch, tag or commit on the model hub."""
@@ -129,7 +143,7 @@ class Config(TextConfig):
             return given
         return [member_values(member) for member in given]
 
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     """Threads for every member that names none; None: as many as llama.cpp finds good."""
     vote: Literal["bytes", "pieces"] = "bytes"
     """Unit of voting: bytes, exact across tokenizers, or pieces, GaC as published."""
@@ -195,19 +209,30 @@ def checked(model: type[T], values: Any, where: str) -> T:
         if first["type"] in ("model_type", "list_type") and "members" in path[-2:]:
             shape = "a list" if first["type"] == "list_type" else "a spec, or keys and values such as model: SPEC"
             raise ConfigError(
-                f"{where}: {key}: should be {shape}, not {first['input']!r}. Write members: [demo:smollm2-135m], say."
+                f"{where}: {key}: should be {shape}, not {_short(first['input'])}. Write members: [demo:smollm2-135m],"
+                " say."
             ) from exc
         if first["type"] == "model_type":
-            raise ConfigError(f"{where}: {key}: should be keys and values, not {first['input']!r}.") from exc
+            raise ConfigError(f"{where}: {key}: should be keys and values, not {_short(first['input'])}.") from exc
         if first["type"] == "literal_error":
             choices = [choice.strip("' ") for choice in first["ctx"]["expected"].replace(" or ", ",").split(",")]
-            raise UnknownName(f"value of {key} in {where}", str(first["input"]), choices) from exc
+            raise UnknownName(f"value of {key} in {where}", str(first["input"])[:MOST_SHOWN], choices) from exc
         if first["type"] == "string_unicode":
             raise ConfigError(
                 f"{where}: {key}: {first['input']!r} is not valid UTF-8. If it is a file, rename that, or link to it."
             ) from exc
-        given = "" if first["type"] == "missing" else f", not {first['input']!r}"
-        raise ConfigError(f"{where}: {key}: {first['msg'][0].lower()}{first['msg'][1:]}{given}.") from exc
+        message = first["msg"].removeprefix("Value error, ")
+        given = "" if first["type"] == "missing" else f", not {_short(first['input'])}"
+        raise ConfigError(f"{where}: {key}: {message[0].lower()}{message[1:]}{given}.") from exc
+
+
+MOST_SHOWN = 200
+"""Characters of a wrong value that a message repeats."""
+
+
+def _short(given: Any) -> str:
+    shown = repr(given)
+    return shown if len(shown) <= MOST_SHOWN else shown[:MOST_SHOWN] + "..."
 
 
 def _known(model: type[BaseModel], path: Sequence[str]) -> Iterable[str]:
@@ -226,8 +251,22 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Refuses a mapping in which a key stands twice, of which YAML's own takes the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[Any] = set()
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        raise yaml.YAMLError(
+                            f"{key.value} stands twice, the second time in line {key.start_mark.line + 1}"
+                        )
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except FileNotFoundError as exc:
         raise ConfigError(
             f"{path} cannot be read: {exc.strerror}. Check the path, or write the file: one line,"
@@ -239,7 +278,8 @@ def read_config(path: Path) -> dict[str, Any]:
         said = " ".join(str(exc).replace('"<unicode string>"', str(path)).split())
         raise ConfigError(f"{path} is not valid YAML: {said}.") from exc
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold keys and values, such as 'members:'; it holds {type(values).__name__}.")
+        found = "nothing" if values is None else type(values).__name__
+        raise ConfigError(f"{path} must hold keys and values, such as 'members:'; it holds {found}.")
     return values
 
 

@@ -88,6 +88,7 @@ def _join(parts: Sequence[Path], whole: Path, demo: DemoModel) -> None:
                 shutil.copyfileobj(file, out, 1 << 20)
 
     try:
+        cache.sweep(whole.parent, whole.name[:20])
         cache.write_whole(whole, write)
     except OSError as exc:
         raise ModelFileError(

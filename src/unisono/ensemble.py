@@ -141,6 +141,9 @@ class Ensemble:
         # What is wrong is said before any model is opened, which takes long.
         rule_of(config.rule, config.vote, config.plausibility, config.top_union)
         shares = weights_for(config.rule, given, names)
+        for key in ("epsilon", "utf8"):
+            if config.vote != "bytes" and key in config.model_fields_set:
+                raise ConfigError(f"{key} is for voting on bytes: leave it out, or vote on those.")
         _check_ways(names, config.vote, config.respell, config.drafter, config.merge)
         _policy_of(names, shares, config.vote, config.threshold, config.gate, config.skip, config.boundaries)
         opened: list[Member] = []

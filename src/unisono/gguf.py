@@ -59,6 +59,8 @@ class GGUFHeader:
         """
         if os.path.isdir(path):
             raise ModelFileError(f"{path} is a folder; give the path of a GGUF file in it.")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ModelFileError(f"{path} is no regular file; give the path of a GGUF file.")
         try:
             file = path.open("rb")
         except FileNotFoundError:
@@ -68,9 +70,9 @@ class GGUFHeader:
         except ValueError as exc:  # a name that holds a null byte
             raise ModelFileError(f"{str(path)!r} cannot be read: {exc}.") from exc
         with file:
-            if file.read(4) != b"GGUF":
-                raise ModelFileError(f"{path} is no GGUF file: it does not start with 'GGUF'.")
             try:
+                if file.read(4) != b"GGUF":
+                    raise ModelFileError(f"{path} is no GGUF file: it does not start with 'GGUF'.")
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (ValueError, OSError) as exc:
                 raise ModelFileError(f"{path} cannot be read: {exc}.") from exc

@@ -148,7 +148,10 @@ class Checkpoint:
             rows = np.frombuffer(base64.b64decode(record["logprobs"], validate=True), dtype="<f8")
             n_rows = len(record["n_forwards"]) + 1
             logprobs = rows.astype(np.float64).reshape(n_rows, n_bytes)
-            return Part(logprobs, record["n_forwards"], record["n_read"], record["seconds"])
+            counts = (record["n_forwards"], record["n_read"])
+            if any(type(n) is not int for each in counts for n in each) or len({len(each) for each in counts}) != 1:
+                raise ValueError
+            return Part(logprobs, *counts, float(record["seconds"]))
         except (KeyError, TypeError, ValueError, binascii.Error):
             raise ConfigError(
                 f"The checkpoint {self._path} is damaged in line {self._n_lines}: give --resume another file."

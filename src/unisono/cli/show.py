@@ -124,6 +124,16 @@ def console(*, stderr: bool = False) -> Console:
         def on_broken_pipe(self) -> None:  # rich would exit 1
             raise BrokenPipeError
 
+        def print(self, *objects: Any, **options: Any) -> None:
+            try:
+                super().print(*objects, **options)
+            except BrokenPipeError:
+                raise
+            except OSError as exc:
+                abandon(sys.stderr if stderr else sys.stdout)
+                name = "error" if stderr else "output"
+                raise ConfigError(f"Standard {name} cannot be written: {exc.strerror}.") from exc
+
     out = Quiet(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not out.is_terminal and "COLUMNS" not in os.environ:
         out.width = 160

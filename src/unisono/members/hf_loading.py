@@ -170,6 +170,10 @@ def _source(wish: Wish) -> tuple[str, str | None, Path | None]:
     if not wish.where.strip():
         raise ConfigError("hf: names no model: write hf:FOLDER, or hf:OWNER/NAME of the model hub.")
     path = Path(wish.where).expanduser()
+    try:
+        path.exists()
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"hf:{wish.where[:60]}... cannot be a path, nor a name on the hub: {exc}") from exc
     if path.suffix == ".gguf":
         if wish.revision is not None:
             raise ConfigError(f"revision: {path} is a file, and files have none.")
@@ -244,6 +248,7 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
     log.warning("Unpacking %s for torch, once: this takes a minute or two.", path.name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        cache.sweep(folder.parent, path.stem[:20])
         new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=path.stem[:20], suffix=".part"))
     except OSError as exc:
         raise _unwritable(folder, exc) from exc
@@ -266,7 +271,7 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
             tokenizer.save_pretrained(new)
             new.chmod(0o755)
             new.rename(folder)
-        except OSError as exc:
+        except Exception as exc:  # safetensors has errors of its own for a full disk
             if not folder.is_dir():  # else another process was faster
                 raise _unwritable(folder, exc) from exc
     finally:
@@ -285,9 +290,10 @@ def gguf_tokenizer(path: Path, transformers: Any) -> Any:
     return tokenizer
 
 
-def _unwritable(folder: Path, exc: OSError) -> ModelFileError:
+def _unwritable(folder: Path, exc: Exception) -> ModelFileError:
+    said = getattr(exc, "strerror", None) or _said(exc)
     return ModelFileError(
-        f"{folder} cannot be written ({exc.strerror or exc}): free some room, or set UNISONO_CACHE to another folder."
+        f"{folder} cannot be written ({said}): free some room, or set UNISONO_CACHE to another folder."
     )
 
 

@@ -126,7 +126,8 @@ class LlamaCppMember:
         if not self._ctx:
             self.close()
             raise BackendError(
-                f"llama.cpp has no room for {name}'s context of {self.n_ctx:,} tokens: give a smaller --n-ctx."
+                f"llama.cpp has no room for {name}'s cache of {self._n_cells:,} tokens: give a smaller"
+                f" {'--n-ctx' if n_cells is None else 'n_cells'}."
                 f" ({_last_error() or 'it gave no reason'})"
             )
         self._memory = lib.llama_get_memory(self._ctx)
