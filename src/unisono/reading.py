@@ -128,8 +128,11 @@ class Reader:
         if not self._known:  # what was missed, or a guess: all of it for the likeliest branch
             plans = self.voter.ahead(self.coming, self._most, whole=True)
             best = self.voter.heaviest_pending
-            sure = FIRST if self.n_lag else 0
-            return [plan if place == best else plan[:sure] for place, plan in enumerate(plans)]
+            if self.n_lag:
+                return [plan if place == best else plan[:FIRST] for place, plan in enumerate(plans)]
+            # The length of a draft is chosen by what a forward of so many tokens costs, whatever branches they are of.
+            beside = sum(len(feed.ids) for place, feed in enumerate(pending) if place != best)
+            return [plan[: max(len(plan) - beside, 1)] if place == best else [] for place, plan in enumerate(plans)]
         plans = self.voter.ahead(self.coming, self._most, whole=False)
         out = []
         for feed, plan in zip(pending, plans, strict=True):
