@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from unisono.demo import demo_path
 from unisono.errors import DemoNotInstalled
 from unisono.members.llamacpp import LlamaCppMember
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where the tests run in the background
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as under the command line; see cli/main.py
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -169,7 +169,7 @@ def test_the_largest_biases_and_penalties_are_numbers(vote: str, dtype: type, gi
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("other", [0.0, 2.0, 3.0, 19.0])
+@pytest.mark.parametrize("other", [-800.0, -75.0, 0.0, 2.0, 3.0, 19.0])
 def test_what_is_left_where_nearly_all_is_banned_is_not_rounded_away(dtype: type, other: float) -> None:
     v = Vocabulary.build([b"aaa", b"aab", b"b"])
     row = SortedRow(v)
@@ -183,3 +183,22 @@ def test_what_is_left_where_nearly_all_is_banned_is_not_rounded_away(dtype: type
     expected = np.exp([other, -1.0]) / np.exp([other, -1.0]).sum()
     assert found[1:] == pytest.approx(expected, rel=1e-5)
     assert found.sum() == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("vote", ["bytes", "pieces"])
+@pytest.mark.parametrize(
+    ("logits", "given", "starts"),
+    [
+        ([0.0, -95.0, -96.0, -200.0], {"logit_bias": {"a": -100}}, "bb"),
+        ([60.0, -35.0, -36.0, -37.0], {"presence_penalty": 100}, "abc"),
+        ([0.0, -np.inf, -np.inf, -np.inf], {"logit_bias": {"a": -100}}, "aa"),
+        ([3.0, 1.0, -np.inf, -np.inf], {"frequency_penalty": 100}, "abab"),
+    ],
+)
+def test_where_all_that_is_left_is_next_to_nothing_it_is_still_written(
+    vote: str, logits: list[float], given: dict[str, Any], starts: str
+) -> None:
+    member = TableMember("one", V, lambda ids: np.array(logits, dtype=np.float32))
+    text = Ensemble([member], vote=vote).generate("b", max_tokens=40, ignore_end=True, **given)
+    assert text.run().startswith(starts)
+    assert text.stats.n_tokens == 40

@@ -253,3 +253,19 @@ def test_a_wrong_value_is_not_repeated_for_ever() -> None:
 
 def test_one_string_to_stop_at_may_stand_alone() -> None:
     assert checked(Config, {**ONE, "stop": "ab"}, "test.yaml").stop == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("key", "given"), [("logit_bias", {"a": True}), ("members", [{"model": "a.gguf", "ends": [True]}])], ids=str
+)
+def test_a_switch_among_numbers_is_none(key: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match="should hold no true or false"):
+        checked(Config, {**ONE, key: given}, "test.yaml")
+
+
+def test_what_a_merged_mapping_says_may_be_said_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "test.yaml"
+    path.write_text("a: &a {n: 1, m: 3}\nb: {c: &c {<<: *a, n: 2}}\nd: {<<: *c, n: 4}\ne: {0: x, '0': y}\n")
+    found = read_config(path)
+    assert found["b"] == {"c": {"n": 2, "m": 3}}
+    assert (found["d"]["n"], found["e"]) == (4, {0: "x", "0": "y"})

@@ -223,6 +223,8 @@ def test_who_comes_while_another_thread_writes_need_not_wait_until_it_is_done(vo
     long = ensemble.generate("a", max_tokens=4000, ignore_end=True)
     thread = threading.Thread(target=long.run)
     thread.start()
+    while not long.stats.n_tokens:
+        time.sleep(0.001)
     assert ensemble.generate("ab", max_tokens=3, ignore_end=True).run()
     assert thread.is_alive()
     ensemble.close()  # nor does who closes it
@@ -239,6 +241,7 @@ def test_a_closed_ensemble_says_so(vote: str) -> None:
     assert list(begun) == []
     with pytest.raises(EnsembleError, match="has been closed"):
         next(waiting)
+    assert list(waiting) == []
     with pytest.raises(EnsembleError, match="has been closed"):
         ensemble.generate("a")
     ensemble.close()

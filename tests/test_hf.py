@@ -35,7 +35,7 @@ from unisono.errors import (
     UnsupportedModel,
 )
 from unisono.members.base import Feed
-from unisono.members.hf import HFMember, open_hf
+from unisono.members.hf import HFMember, _differ, open_hf
 from unisono.members.llamacpp import LlamaCppMember
 from unisono.registry import open_member
 
@@ -650,6 +650,17 @@ def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
         path.write_bytes(b"no model")
         with pytest.raises(ModelFileError, match=message):
             HFMember(str(path), "m")
+
+
+def test_rounding_is_no_difference_and_one_wrong_row_is() -> None:
+    rows = torch.randn(23, 500, generator=torch.Generator().manual_seed(0))
+    rounded = rows + 0.1 * torch.randn(23, 500, generator=torch.Generator().manual_seed(1))
+    wrong = rows.clone()
+    wrong[7] = rows[8]
+    for dtype in (torch.bfloat16, torch.float16):
+        assert not _differ(rows.to(dtype), rounded.to(dtype))
+        assert _differ(rows.to(dtype), wrong.to(dtype))
+    assert _differ(rows, rounded) and not _differ(rows, rows + 1e-5)
 
 
 # Real models

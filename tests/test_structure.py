@@ -27,6 +27,7 @@ HOMES: dict[str, str | tuple[str, ...]] = {
     "transformers": "members.hf",
     "bitsandbytes": "members.hf",
     "gguf": "members.hf",
+    "safetensors": "members.hf",
     "tokenizers": "members.hf",
     "sentencepiece": "members.hf",
 }

@@ -17,6 +17,10 @@ PRESETS: dict[str, list[str]] = {"demo": ["demo:smollm2-135m", "demo:gemma3-270m
 """Ensembles by name."""
 
 
+def _listed(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
+
+
 MOST_THREADS, MOST_TOKENS = 1 << 16, 1 << 28
 """More is a mistake, and would be another number where a backend has 32 bits for it."""
 
@@ -28,10 +32,12 @@ class _Checked(BaseModel):
     @classmethod
     def _no_switch(cls, given: Any, info: ValidationInfo) -> Any:
         """YAML's true, yes and on are 1 to pydantic."""
-        if isinstance(given, bool) and info.field_name:
-            wanted = cls.model_fields[info.field_name].annotation
-            if {int, float} & {wanted, *get_args(wanted)}:
+        if info.field_name not in ("logit_bias", "ends", "max_memory", "device_map"):
+            wanted = cls.model_fields[info.field_name or ""].annotation
+            if isinstance(given, bool) and {int, float} & {wanted, *get_args(wanted)}:
                 raise ValueError("should be a number")
+        elif any(isinstance(part, bool) for part in (given.values() if isinstance(given, dict) else _listed(given))):
+            raise ValueError("should hold no true or false")
         return given
 
 
@@ -120,7 +126,7 @@ class TextConfig(_Checked):
     """The same, for each time."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
     """Added to the log-probability of the token that is exactly this text, with every member that has one; from -100,
-    which is never, to 100."""
+    which is practically never, to 100."""
     seed: int | None = Field(default=None, ge=0)
     """The same seed draws the same text; null: another one each time."""
     top_logprobs: int = Field(default=0, ge=0, le=1000)
@@ -254,16 +260,16 @@ def read_config(path: Path) -> dict[str, Any]:
     class Loader(yaml.SafeLoader):
         """Refuses a mapping in which a key stands twice, of which YAML's own takes the last."""
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[Any] = set()
-            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-                if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
-                    if key.value in seen:
-                        raise yaml.YAMLError(
-                            f"{key.value} stands twice, the second time in line {key.start_mark.line + 1}"
-                        )
-                    seen.add(key.value)
-            return super().construct_mapping(node, deep)
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in seen:
+                        line = key.start_mark.line + 1
+                        raise yaml.YAMLError(f"{key.value} stands twice, the second time in line {line}")
+                    seen.add((key.tag, key.value))
+            return node
 
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader)

@@ -68,6 +68,8 @@ class Engine:
         self._queued: deque[Text] = deque()
         self._active: list[Text] = []
         """In the order of their age, oldest first."""
+        self._given_up: deque[Text] = deque()
+        """Those that nobody will read any more; they leave in the next turn."""
         self._parked: list[Text] = []
         """Those whose cells were taken; oldest first. They go on when others have left."""
         self._room_made = False
@@ -87,9 +89,9 @@ class Engine:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """One thread at a time, in the order in which they come: who only took a lock would have to wait until the
-        thread that drives all texts is done with them, since that takes it again at once."""
-        if getattr(self._own, "inside", False):  # also where a text is given up while this thread waits
+        """One thread at a time; who waits comes before the thread that drives all texts, which takes the lock again as
+        soon as it has let go of it."""
+        if getattr(self._own, "inside", False):
             with self._lock:
                 yield
             return
@@ -98,6 +100,7 @@ class Engine:
             with self._door:  # who drives comes to it behind whoever waits here
                 self._lock.acquire()
             try:
+                self._sweep()
                 yield
             finally:
                 self._lock.release()
@@ -134,6 +137,22 @@ class Engine:
                 text.writing = None
                 self._room_made = True
             text.work = iter(())
+
+    def give_up(self, text: Text) -> None:
+        """Let go of a text, now or in the next turn. Waits for nobody: garbage is collected in any thread, also in one
+        that a round waits for, and in the midst of anything."""
+        self._given_up.append(text)
+        if not getattr(self._own, "inside", False) and self._lock.acquire(blocking=False):
+            self._own.inside = True
+            try:
+                self._sweep()
+            finally:
+                self._own.inside = False
+                self._lock.release()
+
+    def _sweep(self) -> None:
+        while self._given_up:
+            self.leave(self._given_up.popleft())
 
     def close(self) -> None:
         """Let go of all texts, and close the members."""

@@ -361,10 +361,10 @@ class Generation(Iterator[Step]):
 
     def __next__(self) -> Step:
         text = self._of
-        if not self._joined and not text.done:
-            self._joined = True
-            self._engine.join(text)
         try:
+            if not self._joined and not text.done:
+                self._engine.join(text)
+                self._joined = True
             self._engine.advance(text)
         except BaseException:
             self.close()
@@ -392,8 +392,8 @@ class Generation(Iterator[Step]):
         self._engine.leave(self._of)
 
     def __del__(self) -> None:
-        if hasattr(self, "_of"):
-            self.close()
+        if hasattr(self, "_of") and not self._of.done:
+            self._engine.give_up(self._of)
 
 
 def _no_such_token(piece: str) -> str:

@@ -105,7 +105,7 @@ class Tilt:
             new = self.logs(out[changed], changed, counts, biased)
             out[changed] = 0
             by = scaled_by(new, float(out.max()))
-            out *= math.exp(-by)
+            out *= math.exp(min(-by, MOST_LOG))
             out[changed] = np.exp(new - by)
         return out
 
@@ -120,6 +120,10 @@ class Tilt:
                 out[k] = out[k] * self.repetition_penalty - self.presence_penalty - n * self.frequency_penalty
             out[k] += biased.get(choice, 0.0)
         return out
+
+
+MOST_LOG = 700.0
+"""Above, e to the power of it is no number."""
 
 
 def scaled_by(changed: FloatArray, others: float) -> float:

@@ -172,8 +172,12 @@ def _source(wish: Wish) -> tuple[str, str | None, Path | None]:
     path = Path(wish.where).expanduser()
     try:
         path.exists()
+    except PermissionError as exc:
+        raise ModelFileError(f"{path} cannot be read: {exc.strerror}.") from exc
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"hf:{wish.where[:60]}... cannot be a path, nor a name on the hub: {exc}") from exc
+        shown = wish.where if len(wish.where) <= 60 else f"{wish.where[:60]}..."
+        said = getattr(exc, "strerror", None) or _said(exc)
+        raise ConfigError(f"hf:{shown} can be neither a path nor a name on the hub: {said}.") from exc
     if path.suffix == ".gguf":
         if wish.revision is not None:
             raise ConfigError(f"revision: {path} is a file, and files have none.")
@@ -253,6 +257,8 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
     except OSError as exc:
         raise _unwritable(folder, exc) from exc
     try:
+        from safetensors import SafetensorError
+
         try:
             import gguf  # noqa: F401
         except ImportError as exc:
@@ -271,7 +277,7 @@ def _unpacked(path: Path, torch: Any, transformers: Any) -> Path:
             tokenizer.save_pretrained(new)
             new.chmod(0o755)
             new.rename(folder)
-        except Exception as exc:  # safetensors has errors of its own for a full disk
+        except (OSError, SafetensorError) as exc:  # which it has of its own for a full disk
             if not folder.is_dir():  # else another process was faster
                 raise _unwritable(folder, exc) from exc
     finally:

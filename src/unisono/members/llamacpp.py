@@ -53,7 +53,7 @@ class LlamaCppMember:
 
     Raises:
         MissingBackend: llama-cpp-python is not installed.
-        ConfigError: layers for a GPU, and llama.cpp was compiled for none.
+        ConfigError: layers for a GPU, and llama.cpp finds none.
         ModelFileError, UnsupportedModel: as GGUFHeader.read; or llama.cpp refuses the file.
     """
 
@@ -75,8 +75,8 @@ class LlamaCppMember:
         self._lib = lib = _library()
         if n_gpu_layers and not lib.llama_supports_gpu_offload():
             raise ConfigError(
-                f"n_gpu_layers is {n_gpu_layers}, but llama.cpp was compiled without a GPU: leave it out, or compile"
-                " llama-cpp-python for yours (CMAKE_ARGS=-DGGML_CUDA=on, say; the README has the command)."
+                f"n_gpu_layers is {n_gpu_layers}, but llama.cpp finds no GPU: leave it out, or compile llama-cpp-python"
+                " for yours (CMAKE_ARGS=-DGGML_CUDA=on, say; the README has the command)."
             )
         self.name, self.path = name, path
         self.device = "gpu" if n_gpu_layers else "cpu"
@@ -104,7 +104,8 @@ class LlamaCppMember:
             raise
 
         marks = self.vocabulary.marks
-        self._inside_marks = _inside([marks[i].decode() for i in header.user_defined().tolist() if i in marks])
+        names = [marks[i].decode(errors="ignore") for i in header.user_defined().tolist() if i in marks]
+        self._inside_marks = _inside([name for name in names if name])
 
         trained = int(lib.llama_model_n_ctx_train(self._model))
         self.n_ctx_trained = trained if trained > 0 else None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono.arrays import FloatArray, IntArray
-from unisono.sampling import Tilt, scaled_by
+from unisono.sampling import MOST_LOG, Tilt, scaled_by
 from unisono.vocabulary import Vocabulary
 
 PORTION = 1 << 15
@@ -99,11 +99,12 @@ class SortedRow:
         new = tilt.logs(masses[changed].astype(np.float64) / row.total, changed, counts, biased)
         masses[changed] = 0
         by = scaled_by(new, max(float(masses.max()), row.end) / row.total)
-        if by:
-            masses *= math.exp(-by)
+        factor = math.exp(min(-by, MOST_LOG))
+        if by:  # the factor alone may be beyond single precision
+            masses = (masses.astype(np.float64) * factor).astype(masses.dtype)
         masses[changed] = row.total * np.exp(new - by)
         groups = np.add.reduceat(masses, np.concatenate([at + starts for at, _, _, starts in self._portions]))
-        end = row.end * math.exp(-by)
+        end = row.end * factor
         # Anew, and not by what has changed: of a sum that was nearly all in one mass, rounding would be what is left.
         return Row(masses, end, float(groups.sum(dtype=np.float64)) + end, groups)
 
