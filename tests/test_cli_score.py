@@ -369,8 +369,8 @@ def test_a_terminal_sees_a_bar(text: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "holds 0 characters: at least 2 are needed"),
-        ("é".encode(), "holds 1 characters: at least 2"),
+        (b"", "holds no character: at least 2 are needed"),
+        ("é".encode(), "holds 1 character: at least 2"),
         (b"ab\xff", "is not valid UTF-8 at byte 2 (0xFF)"),
         (b"abc\xc3", "is not valid UTF-8 at byte 3 (0xC3)"),
         (b"ab\x01c", "holds byte 0x01 at byte 2, which some cannot read"),
@@ -393,7 +393,7 @@ def test_half_a_character_ends_a_file_only_where_it_is_cut(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="at byte 2"):
         documents.read(path, 4)
     path.write_bytes("é語".encode())
-    with pytest.raises(ConfigError, match="holds 1 characters in its first 4 bytes"):
+    with pytest.raises(ConfigError, match="holds 1 character in its first 4 bytes"):
         documents.read(path, 4)
 
 

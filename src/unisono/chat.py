@@ -130,7 +130,8 @@ def check_kwargs(member: Member, kwargs: Mapping[str, Any]) -> None:
         if key in ours:
             raise ConfigError(f"chat_template_kwargs: {key} is not for {member.name}'s user to set: leave it out.")
         if key not in known:
-            raise UnknownName(f"chat_template_kwargs of {member.name}", key, known)
+            mend = "Leave it out." if known else "Leave it out: the template asks for nothing besides the messages."
+            raise UnknownName(f"chat_template_kwargs of {member.name}", key, known, mend)
 
 
 def render(

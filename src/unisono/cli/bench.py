@@ -65,9 +65,10 @@ def bench(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Time each member alone and the ensemble, in turns, and print the medians.
+    """Time each member alone and the ensemble.
 
-    Also measures loading, peak memory, and how long it takes to make the vocabularies and their union.
+    In turns; printed are medians. Also measures loading, peak memory, and how long it takes to make the vocabularies
+    and their union.
     """
     from unisono.cli.vocabulary_times import vocabulary_times
     from unisono.ensemble import Ensemble

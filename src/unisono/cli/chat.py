@@ -107,11 +107,12 @@ def chat(
     votes_by: VotesBy = None,
     quiet: Quiet = False,
 ) -> None:
-    """Talk with the members: each line is a turn, and they answer it together.
+    """Talk with the members, line by line.
 
-    /help lists what can be typed besides text. Ctrl-C stops an answer and keeps what has been written; at the prompt it
-    leaves, as Ctrl-D does. Without a terminal, the lines of standard input are the turns. Answers go to standard
-    output, all else to standard error. --max-tokens and --stop hold for each answer.
+    Each line is a turn, and they answer it together. /help lists what can be typed besides text. Ctrl-C stops an answer
+    and keeps what has been written; at the prompt it leaves, as Ctrl-D does. Without a terminal, the lines of standard
+    input are the turns. Answers go to standard output, all else to standard error. --max-tokens and --stop hold for
+    each answer.
     """
     wanted = configuration(models, preset, config, quiet=quiet, **{**settings(locals()), "chat": True})
     check_bytes(wanted, epsilon, None)
@@ -181,7 +182,8 @@ class Session:
         if command == "/save":
             path = Path(os.path.expanduser(value))
             talk.save(path)
-            return f"Saved: {len(talk.messages())} messages in {path}"
+            n = len(talk.messages())
+            return f"Saved: {n} message{'' if n == 1 else 's'} in {path}"
         return HELP
 
     def answer(self, question: str) -> None:

@@ -20,7 +20,8 @@ Models = Annotated[
         "--model",
         "-m",
         metavar="SPEC[=WEIGHT]",
-        help="A member: gguf:PATH, a path that ends in .gguf, hf:FOLDER, hf:OWNER/NAME of the model hub, or demo:NAME."
+        help="A member: gguf:PATH, a path that ends in .gguf, hf:FOLDER or hf:FILE.gguf, hf:OWNER/NAME[@REVISION] of"
+        " the model hub, or demo:NAME."
         " Give it once for each member. With --rule contrastive a weight may be negative.",
     ),
 ]

@@ -48,7 +48,8 @@ def read(path: Path, max_bytes: int | None) -> Document:
     if len(text) < 2:
         begin = "" if max_bytes is None else f" in its first {max_bytes} bytes"
         raise ConfigError(
-            f"The text {path} holds {len(text)} characters{begin}: at least 2 are needed, as the first is not scored."
+            f"The text {path} holds {len(text) or 'no'} character{begin}: at least 2 are needed, as the first is not"
+            " scored."
         )
     return Document(str(path), data, n)
 

@@ -51,7 +51,10 @@ def inspect(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show the members' vocabularies, what they share, and how they cut up a text."""
+    """Show what the members' vocabularies share.
+
+    And how each of them cuts up a text, its ends, control tokens and missing bytes.
+    """
     wanted = small(configuration(models, preset, config))
     sample = _read(text) if text else SAMPLE
     from unisono.ensemble import Ensemble

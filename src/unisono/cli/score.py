@@ -96,9 +96,10 @@ def score(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Score texts: bits per byte under each member and under the ensemble, for each file and in total.
+    """Score texts: bits per byte, of members and ensemble.
 
-    Fewer is better. The first character of a file is not scored. Progress goes to standard error.
+    Under each member and under the ensemble, for each file and in total. Fewer is better. The first character of a file
+    is not scored. Progress goes to standard error.
     """
     from unisono.cli.documents import read
     from unisono.cli.grid import Grid
