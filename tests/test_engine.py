@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from fakes import byte_vocabulary, constant
 from strategies import members
+from unisono import drafting
 from unisono.arrays import Logits
 from unisono.drafting import LEARNING, Costs
 from unisono.ensemble import Ensemble, Generation
@@ -309,6 +311,47 @@ def test_looking_ahead_never_changes_the_text(data: st.DataObject, vote: str, ep
     generations = [ensemble.generate(prompt, max_tokens=12) for prompt in prompts]
     assert interleaved(generations, [0, 1, 2, 0, 1]) == alone
     assert not any(member._contexts for member in drawn)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drafts_of_any_lengths_never_change_the_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = random.Random(seed)
+    monkeypatch.setattr(Costs, "learn", lambda *_: None)
+    monkeypatch.setattr(drafting, "LEARNING", 0)
+    monkeypatch.setattr(drafting, "REST", 1)
+    monkeypatch.setattr(drafting, "best_length", lambda *_: lengths.choice([0, 1, 1, 2, 3, 8]))
+    drawn = [TableMember.random("x", V, 244 + seed // 5, spread=4), TableMember.random("y", V, 335, spread=4)]
+    written: dict[str, Any] = {"max_tokens": 30, "ignore_end": True, "seed": 86, "temperature": 1}
+    plain = Ensemble(drawn).generate("ab", **written).run()
+    assert Ensemble(drawn, drafter="x").generate("ab", **written).run() == plain
+
+
+def interrupted(_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_another_text_is_written_ends_that_or_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ensemble = Ensemble([TableMember.random("m", V, 7)], vote="pieces")
+    alone = ensemble.generate("ba", max_tokens=9, ignore_end=True).run()
+    for at in ("begin", "run"):
+        ours, other = (ensemble.generate(prompt, max_tokens=9, ignore_end=True) for prompt in ("ab", "ba"))
+        for generation in (other, ours):
+            ensemble.engine.join(generation._of)
+            generation._joined = True
+        with monkeypatch.context() as patch:
+            if at == "run":
+                next(ours)
+                patch.setattr(other._of, "work", map(interrupted, [None]))
+            else:
+                patch.setattr(other._of, "begin", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ours.run()
+        if at == "begin":
+            assert other.run() == alone
+        else:
+            with pytest.raises(EnsembleError, match="interrupted"):
+                other.run()
+        assert ensemble.engine.n_texts == 0
 
 
 @pytest.mark.parametrize("vote", VOTES)

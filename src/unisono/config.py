@@ -17,7 +17,9 @@ PRESETS: dict[str, list[str]] = {"demo": ["demo:smollm2-135m", "demo:gemma3-270m
 """Ensembles by name."""
 
 
-def _listed(given: Any) -> list[Any]:
+def _parts(given: Any) -> list[Any]:
+    if isinstance(given, dict):
+        return [*given, *given.values()]
     return given if isinstance(given, list) else [given]
 
 
@@ -36,7 +38,7 @@ class _Checked(BaseModel):
             wanted = cls.model_fields[info.field_name or ""].annotation
             if isinstance(given, bool) and {int, float} & {wanted, *get_args(wanted)}:
                 raise ValueError("should be a number")
-        elif any(isinstance(part, bool) for part in (given.values() if isinstance(given, dict) else _listed(given))):
+        elif any(isinstance(part, bool) for part in _parts(given)):
             raise ValueError("should hold no true or false")
         return given
 

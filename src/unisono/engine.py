@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import count
 from typing import TypeAlias
@@ -218,6 +218,7 @@ class Engine:
             except BaseException:
                 for voter in voters:
                     voter.close()
+                self._queued.appendleft(text)  # Ctrl-C, perhaps in a thread that waits for another text
                 raise
             self._active.append(text)
             begun.append(text)
@@ -235,6 +236,9 @@ class Engine:
                     return
         except Exception as exc:
             self._fail(text, exc)
+        except BaseException:  # what the thread that drives was told, in the midst of a text that may be another's
+            self._fail(text, EnsembleError("The text was interrupted, with another that was written beside it."))
+            raise
 
     def _fail(self, text: Text, error: Exception) -> None:
         """A text that fails fails alone."""
@@ -260,8 +264,11 @@ class Engine:
         """One forward a member for all that wait for it; members of different devices at the same time. What went wrong
         is put right afterwards, since that may touch any member."""
         if self._threads:
-            found = self._threads.map(lambda numbers: self._forward_device(numbers, waiting), self._by_device)
-            troubles = deque(trouble for each in list(found) for trouble in each)
+            jobs = [self._threads.submit(self._forward_device, numbers, waiting) for numbers in self._by_device]
+            try:
+                troubles = deque(trouble for job in jobs for trouble in job.result())
+            finally:
+                wait(jobs)  # after Ctrl-C, too: nobody may touch a member in the midst of its forward
         else:
             troubles = deque(self._forward_device(self._by_device[0], waiting))
         while troubles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -203,7 +203,7 @@ class Ensemble:
             raise TypeError("give a prompt or messages, and not both")
         like = self.settings if settings is None else settings
         base = like.model_dump(include=set(TextConfig.model_fields))
-        if "stop" in given and not isinstance(given["stop"], str):
+        if isinstance(given.get("stop"), Iterable) and not isinstance(given["stop"], str):
             given["stop"] = list(given["stop"])
         settings = checked(TextConfig, {**base, **given}, "the settings of a text")
         self._check(settings)
@@ -388,8 +388,8 @@ class Generation(Iterator[Step]):
 
     def close(self) -> None:
         """Let go of the members' contexts; the text stays, and there are no more steps. Done by itself at the end."""
-        self._of.steps.clear()
         self._engine.leave(self._of)
+        self._of.steps.clear()
 
     def __del__(self) -> None:
         if hasattr(self, "_of") and not self._of.done:

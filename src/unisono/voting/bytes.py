@@ -481,6 +481,7 @@ class ByteVoter:
         if not best.prefix and best.row.end > best.row.masses[k]:
             return None
         choices = list(self._vocabulary.sorted_pieces[k][len(best.prefix) :])
+        del best.line.ids[best.n :]  # of a branch that is no more; reading the draft overwrites it
         return best.line.context, best.n, choices, [int(self._vocabulary.order[k])]
 
     def draft_after(self, row: FloatArray) -> tuple[list[int], list[int]] | None:
