@@ -379,7 +379,7 @@ def test_branches_that_end_in_the_same_tokens_count_as_the_heaviest_of_them() ->
 def test_nothing_is_merged_at_epsilon_0_unless_one_asks_for_it() -> None:
     members = [constant(V, {0: 0.5, 1: 0.5})]
     units = [ByteVoting(members, epsilon=e, merge=m) for e, m in ((0, None), (0.1, None), (0, 3), (0.1, 0))]
-    assert [unit.merge for unit in units] == [0, 2, 3, 0]
+    assert [unit.merge for unit in units] == [0, 4, 3, 0]
     assert [unit.max_branches for unit in units] == [64, 8, 64, 16]
 
 

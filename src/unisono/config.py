@@ -159,7 +159,7 @@ class Config(TextConfig):
     """In voting on bytes, the share below which one of a member's branches is dropped; 0 is exact (up to
     64 branches) and slow."""
     merge: int | None = Field(default=None, ge=0)
-    """In voting on bytes, branches whose last tokens, so many, are the same count as one; 0: never. null: 2, and 0
+    """In voting on bytes, branches whose last tokens, so many, are the same count as one; 0: never. null: 4, and 0
     where epsilon is 0."""
     respell: Literal["none", "word"] = "none"
     """In voting on pieces, word has every member read each finished word anew in its own tokens; the text stays."""

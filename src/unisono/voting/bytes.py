@@ -48,7 +48,7 @@ EPSILON = 0.01
 """The share of a member's branches below which one is dropped, unless the user says otherwise."""
 
 
-MERGE = 2
+MERGE = 4
 """Branches whose last tokens, so many, are the same count as one, unless the user says otherwise or epsilon is 0."""
 
 
@@ -74,7 +74,7 @@ class ByteVoting:
             epsilon 0.
         utf8: Mask, before pooling, what cannot go on with valid UTF-8.
         canonical: Drop branches that the member's tokenizer would not write.
-        merge: Take branches whose last tokens, so many, are the same for one; 0 never does. None is 2, and 0 at
+        merge: Take branches whose last tokens, so many, are the same for one; 0 never does. None is 4, and 0 at
             epsilon 0.
     """
 
